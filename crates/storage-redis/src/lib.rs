@@ -1,1 +1,28 @@
-//! Placeholder.
+//! The only crate that knows Redis.
+//!
+//! It keeps one rule for everybody else: what Redis answers is turned into domain values here, and
+//! what goes wrong in Redis is a [`RedisFault`]. An answer is never a fault, and a fault never an
+//! answer.
+
+mod admission;
+mod connect;
+mod dead_letters;
+mod direct;
+mod error;
+mod keys;
+mod order_stream;
+mod record;
+mod sales;
+mod scripts;
+
+pub use admission::{AdmissionBatch, AdmissionConnection, ORDERS_PER_BUYER_MAX};
+pub use connect::{Redis, RedisConfig};
+pub use dead_letters::DeadLetter;
+pub use direct::BuyerLock;
+pub use error::RedisFault;
+pub use keys::Keys;
+pub use order_stream::{
+    Backlog, ClaimedPage, GROUP, OrderReader, RawEntry, ReadError, Undecodable, decode,
+};
+pub use record::{Record, RecordError, RecordItem};
+pub use sales::{Fence, LoadedSale, RecordsPage, SaleAccount};

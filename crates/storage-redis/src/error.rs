@@ -1,0 +1,44 @@
+//! What goes wrong between us and Redis.
+
+use deadpool_redis::PoolError;
+use redis::{ErrorKind, RedisError};
+
+/// Redis could not be asked, or did not answer as it should. Never a "no" to a buyer.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisFault {
+    /// The command failed, or its answer did not come.
+    #[error("redis: {0}")]
+    Command(#[from] RedisError),
+    /// No connection could be had from the pool.
+    #[error("redis connection pool: {0}")]
+    Pool(#[from] PoolError),
+    /// Redis answered in a shape that this version does not know.
+    #[error("redis answered {command} in an unexpected shape: {detail}")]
+    Reply {
+        /// The command or script.
+        command: &'static str,
+        /// What was unexpected.
+        detail: String,
+    },
+}
+
+impl RedisFault {
+    pub(crate) fn reply(command: &'static str, detail: impl Into<String>) -> Self {
+        Self::Reply { command, detail: detail.into() }
+    }
+
+    /// True when the command may have been carried out although no answer came: the connection was
+    /// lost or timed out. False when Redis itself answered with an error.
+    pub fn is_outcome_unknown(&self) -> bool {
+        match self {
+            Self::Command(error) => {
+                error.is_io_error()
+                    || error.is_timeout()
+                    || error.is_connection_dropped()
+                    || matches!(error.kind(), ErrorKind::Io)
+            }
+            Self::Reply { .. } => true,
+            Self::Pool(_) => false,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Embeds `lua/`: every script once, with the shared parts it needs in front of it.
+//!
+//! `Script::invoke_async` sends EVALSHA and, on NOSCRIPT, loads the script and tries again; nothing
+//! had run by then, so the second try cannot do the work twice.
+
+use std::sync::LazyLock;
+
+use redis::Script;
+
+macro_rules! script {
+    ($(#[$doc:meta])* $name:ident = $($file:literal),+) => {
+        $(#[$doc])*
+        pub(crate) static $name: LazyLock<Script> = LazyLock::new(|| {
+            Script::new(concat!($(include_str!(concat!("../../../lua/", $file)), "\n"),+))
+        });
+    };
+}
+
+script!(ADMIT = "lib/gate.lua", "lib/record.lua", "lib/order_id.lua", "lib/order_entry.lua", "admit.lua");
+script!(FENCE = "lib/gate.lua", "fence.lua");
+script!(LOAD = "lib/gate.lua", "load.lua");
+script!(OPEN = "lib/gate.lua", "lib/order_id.lua", "open.lua");
+script!(PUBLISH = "lib/gate.lua", "publish.lua");
+script!(SET_SALE_STATE = "lib/gate.lua", "set_sale_state.lua");
+script!(READ_SALE = "lib/gate.lua", "read_sale.lua");
+script!(DEAD_LETTER = "dead_letter.lua");
+script!(TRIM_ACKED = "lib/order_id.lua", "trim_acked.lua");
+script!(NEXT_DIRECT_ID = "lib/gate.lua", "lib/order_id.lua", "next_direct_id.lua");
+script!(UNLOCK = "unlock.lua");
+script!(EXTEND_LOCK = "extend_lock.lua");
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    fn lua_files(folder: &Path) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(folder).expect("lua/ is there") {
+            let path = entry.expect("a readable entry").path();
+            if path.is_dir() {
+                files.extend(lua_files(&path));
+            } else if path.extension().is_some_and(|e| e == "lua") {
+                files.push(path);
+            }
+        }
+        files
+    }
+
+    #[test]
+    fn every_script_is_embedded_and_has_a_header() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lua");
+        let this_file = include_str!("scripts.rs");
+        for path in lua_files(&root) {
+            let name = path.strip_prefix(&root).expect("below lua/").display().to_string();
+            assert!(this_file.contains(&format!("\"{name}\"")), "{name} is not embedded");
+            let text = std::fs::read_to_string(&path).expect("a readable script");
+            assert!(text.starts_with(&format!("-- {name}: ")), "{name}: first line is its purpose");
+            if !name.starts_with("lib/") {
+                assert!(text.contains("-- KEYS[1]") && text.contains("-- Returns"), "{name}: header");
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+-- dead_letter.lua: set an entry aside for an operator, then acknowledge it.
+--
+-- KEYS[1] orders stream    KEYS[2] dead letters
+-- ARGV[1] consumer group    ARGV[2] entry id    ARGV[3] the letter
+--
+-- Returns { stored, acked }: stored is 0 when the letter was there already, acked is 0 when the entry
+-- was no longer pending. The letter is stored before the entry is acknowledged, and an entry that
+-- cannot be stored (no memory left) stays pending.
+
+local stored = redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3])
+return { stored, redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) }

@@ -1,0 +1,30 @@
+-- open.lua: set the stream's last id and open a fenced gate under this server's replication id.
+--
+-- KEYS[1] gate    KEYS[2] orders stream
+-- ARGV[1] the fence's token    ARGV[2] the replication id seen at the fence
+-- ARGV[3] the last id: no order of before the fence has a higher one
+-- ARGV[4] the consumer group
+--
+-- Returns 1 opened, 0 refused: the fence is no longer ours, or the server is another one.
+
+if not holds_fence(KEYS[1], ARGV[1], ARGV[2]) then return 0 end
+local group = redis.pcall('XGROUP', 'CREATE', KEYS[2], ARGV[4], '0', 'MKSTREAM')
+if type(group) == 'table' and group.err and not string.find(group.err, 'BUSYGROUP', 1, true) then
+  return group
+end
+local ms, seq = split_id(ARGV[3])
+local info = redis.call('XINFO', 'STREAM', KEYS[2])
+for i = 1, #info, 2 do
+  if info[i] == 'last-generated-id' then
+    local stream_ms, stream_seq = split_id(info[i + 1])
+    if ms > stream_ms or (ms == stream_ms and seq > stream_seq) then
+      redis.call('XSETID', KEYS[2], ARGV[3])
+    else
+      ms, seq = stream_ms, stream_seq
+    end
+  end
+end
+redis.call('HSET', KEYS[1], 'state', 'open', 'replid', ARGV[2], 'rebuilt_id', ARGV[3],
+  'last_ms', string.format('%.0f', ms), 'last_seq', string.format('%.0f', seq))
+redis.call('HDEL', KEYS[1], 'token')
+return 1

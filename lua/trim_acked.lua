@@ -1,0 +1,25 @@
+-- trim_acked.lua: remove the entries that every group has acknowledged.
+--
+-- KEYS[1] orders stream
+--
+-- Returns how many entries were removed. Nothing at or above the oldest entry that is pending in, or
+-- not yet delivered to, some group is touched; without a group nothing is known to be done, and
+-- nothing is removed.
+
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local groups = redis.call('XINFO', 'GROUPS', KEYS[1])
+local min_ms, min_seq
+for _, group in ipairs(groups) do
+  local field = {}
+  for i = 1, #group, 2 do field[group[i]] = group[i + 1] end
+  local ms, seq = split_id(field['last-delivered-id'])
+  seq = seq + 1
+  if field['pending'] > 0 then
+    ms, seq = split_id(redis.call('XPENDING', KEYS[1], field['name'])[2])
+  end
+  if not min_ms or ms < min_ms or (ms == min_ms and seq < min_seq) then
+    min_ms, min_seq = ms, seq
+  end
+end
+if not min_ms then return 0 end
+return redis.call('XTRIM', KEYS[1], 'MINID', '=', format_id(min_ms, min_seq))
