@@ -1,1 +1,21 @@
-//! Placeholder.
+//! The database's schema: one change a file, each of which can be undone.
+//!
+//! Constraints are named here, because other code may match on the names.
+
+use sea_orm_migration::prelude::*;
+
+mod m20261130_000001_create_sales;
+mod m20261130_000002_create_orders;
+
+/// Every migration, oldest first.
+pub struct Migrator;
+
+#[async_trait::async_trait]
+impl MigratorTrait for Migrator {
+    fn migrations() -> Vec<Box<dyn MigrationTrait>> {
+        vec![
+            Box::new(m20261130_000001_create_sales::Migration),
+            Box::new(m20261130_000002_create_orders::Migration),
+        ]
+    }
+}

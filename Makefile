@@ -1,0 +1,53 @@
+# The command list of Flashsale: `make` prints it.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+ENSURE_SERVICES := deploy/local/ensure-services.sh
+# Found by their first line as well, because .ci/run has no ending.
+SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard | while read -r file; do \
+	[[ -f $$file ]] && head -c 64 "$$file" | head -n 1 | grep -aqE '^\#!.*\b(ba)?sh\b' && echo "$$file"; done)
+
+.PHONY: help
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'make demo reads: DEMO_EXIT=1 (stop by itself, exit with the audit), DEMO_DATABASE=postgres,'
+	@echo '                 DEMO_KILL_WORKER=1, DEMO_BUYERS=n, DEMO_STOCK=n'
+
+.PHONY: demo
+demo: ## see a whole sale: private servers, 20,000 buyers for 1,000 units, and the audit
+	@$(ENSURE_SERVICES) $(if $(filter postgres,$(DEMO_DATABASE)),--postgres)
+	@$(CARGO) build --release --workspace --bins
+	@exec $(TARGET_DIR)/release/demo
+
+.PHONY: test
+test: deps build ## run every test against real servers that it starts itself
+	@$(CARGO) test --release --workspace --no-fail-fast
+
+.PHONY: lint
+lint: ## check format, clippy (warnings are errors) and shell scripts
+	@$(CARGO) fmt --all --check
+	@$(CARGO) clippy --workspace --all-targets -- -D warnings
+	@if $(ENSURE_SERVICES) --lint; then shellcheck $(SHELL_SCRIPTS); \
+	else echo 'lint: shell scripts were NOT checked: shellcheck is not installed' >&2; fi
+
+.PHONY: fmt
+fmt: ## format the code
+	@$(CARGO) fmt --all
+
+.PHONY: build
+build: ## build the programs into target/release
+	@$(CARGO) build --release --workspace --bins
+
+.PHONY: deps
+deps: ## install the servers that the tests start (apt-get, as root), or say which are missing
+	@$(ENSURE_SERVICES) --postgres
+
+.PHONY: clean
+clean: ## remove what was built
+	@$(CARGO) clean

@@ -1,0 +1,93 @@
+//! The command line of the programs that take only settings (gateway, order-worker).
+//!
+//! Rule: exit code 0 for what was asked for, 2 for what was not understood.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use crate::DEFAULTS;
+
+const EXIT_USAGE: u8 = 2;
+
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Run,
+    Print(String),
+    Usage(String),
+}
+
+/// Does what the flags of this process ask for; `None` is to run the program. `about` is its
+/// purpose in one sentence, for `--help`.
+pub fn handle_standard_flags(program: &str, about: &str) -> Option<ExitCode> {
+    let arguments: Vec<_> =
+        std::env::args_os().skip(1).map(|text| text.to_string_lossy().into_owned()).collect();
+    // A reader that went away, as in `gateway --help | head -1`, is no failure of ours.
+    match outcome(program, about, &arguments) {
+        Outcome::Run => None,
+        Outcome::Print(text) => {
+            let _reader_gone = write!(std::io::stdout(), "{text}");
+            Some(ExitCode::SUCCESS)
+        }
+        Outcome::Usage(text) => {
+            let _reader_gone = write!(std::io::stderr(), "{text}");
+            Some(ExitCode::from(EXIT_USAGE))
+        }
+    }
+}
+
+fn outcome(program: &str, about: &str, arguments: &[String]) -> Outcome {
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        [] => Outcome::Run,
+        ["--print-defaults"] => Outcome::Print(DEFAULTS.to_owned()),
+        ["--version" | "-V"] => {
+            Outcome::Print(format!("{program} {}\n", env!("CARGO_PKG_VERSION")))
+        }
+        ["--help" | "-h"] => Outcome::Print(help(program, about)),
+        ["--print-defaults" | "--version" | "-V" | "--help" | "-h", extra, ..] | [extra, ..] => {
+            Outcome::Usage(format!(
+                "{program}: unexpected argument {extra:?}; see {program} --help\n"
+            ))
+        }
+    }
+}
+
+fn help(program: &str, about: &str) -> String {
+    format!(
+        "\
+{about}
+
+Usage: {program} [--print-defaults | --version | --help]
+
+  --print-defaults   print every setting with its default and meaning, as TOML
+  -V, --version      print the version
+  -h, --help         print this
+
+Settings come from the built-in defaults, then the TOML file named by FLASHSALE_CONFIG, then the
+environment: FLASHSALE__SECTION__KEY, or FLASHSALE__SECTION__KEY__FILE for a file with the value.
+"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_understood_or_refused() {
+        let run = |line: &str| {
+            let arguments: Vec<_> = line.split_whitespace().map(str::to_owned).collect();
+            outcome("gateway", "Sells.", &arguments)
+        };
+        assert_eq!(run(""), Outcome::Run);
+        assert_eq!(run("--print-defaults"), Outcome::Print(DEFAULTS.to_owned()));
+        let version = concat!("gateway ", env!("CARGO_PKG_VERSION"), "\n").to_owned();
+        assert_eq!(run("--version"), Outcome::Print(version));
+        assert_eq!(run("-h"), Outcome::Print(help("gateway", "Sells.")));
+        for (line, culprit) in [("--port 1", "--port"), ("serve", "serve"), ("--help me", "me")] {
+            let expected =
+                format!("gateway: unexpected argument {culprit:?}; see gateway --help\n");
+            assert_eq!(run(line), Outcome::Usage(expected), "{line}");
+        }
+    }
+}

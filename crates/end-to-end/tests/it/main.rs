@@ -1,0 +1,3 @@
+//! Tests of the workspace as a whole: its layering, and its programs together.
+
+mod layering;
