@@ -53,10 +53,7 @@ impl MigrationTrait for Migration {
             .col(ColumnDef::new(Sales::ChangedMs).big_integer().not_null())
             // Oversell is refused here, whatever the code above believes.
             .check(("sales_stock_not_negative", col(Sales::StockLeft).gte(0)))
-            .check((
-                "sales_stock_within_total",
-                col(Sales::StockLeft).lte(col(Sales::StockTotal)),
-            ))
+            .check(("sales_stock_within_total", col(Sales::StockLeft).lte(col(Sales::StockTotal))))
             .check(("sales_window_in_order", col(Sales::OpensMs).lt(col(Sales::ClosesMs))))
             .check((
                 "sales_state_known",

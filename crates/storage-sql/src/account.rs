@@ -1,0 +1,110 @@
+//! The database's side of the ledger, each figure of one moment.
+
+use flashsale_domain::{OrderState, SaleId};
+use sea_orm::ConnectionTrait as _;
+use sea_orm::sea_query::{Expr, ExprTrait as _, Func, Query};
+
+use crate::commit::open_states;
+use crate::entities::{order, sale};
+use crate::{Database, SqlFault};
+
+/// A sale's units in the database.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SaleTotals {
+    /// Units in all.
+    pub stock_total: i64,
+    /// Units without an open row.
+    pub stock_left: i64,
+    /// Orders by state; a state without orders is left out.
+    pub orders: Vec<(OrderState, i64)>,
+}
+
+impl SaleTotals {
+    /// Orders in `state`.
+    pub fn count(&self, state: OrderState) -> i64 {
+        self.orders.iter().filter(|(s, _)| *s == state).map(|(_, count)| count).sum()
+    }
+
+    /// Orders that hold a unit.
+    pub fn open(&self) -> i64 {
+        self.orders.iter().filter(|(state, _)| state.is_open()).map(|(_, count)| count).sum()
+    }
+}
+
+/// A buyer with more open orders of a sale than allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotViolation {
+    /// Who.
+    pub user_id: String,
+    /// How many open orders.
+    pub open: i64,
+}
+
+impl Database {
+    /// A sale's units, in one statement and so of one moment; `None` when there is no such sale.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn sale_totals(&self, id: SaleId) -> Result<Option<SaleTotals>, SqlFault> {
+        let statement = Query::select()
+            .column((sale::Entity, sale::Column::StockTotal))
+            .column((sale::Entity, sale::Column::StockLeft))
+            .column((order::Entity, order::Column::State))
+            .expr_as(Func::count(Expr::col((order::Entity, order::Column::Id))), "orders")
+            .from(sale::Entity)
+            .left_join(
+                order::Entity,
+                Expr::col((order::Entity, order::Column::SaleId))
+                    .equals((sale::Entity, sale::Column::Id)),
+            )
+            .and_where(Expr::col((sale::Entity, sale::Column::Id)).eq(id.as_i64()))
+            .group_by_columns([
+                (sale::Entity, sale::Column::StockTotal),
+                (sale::Entity, sale::Column::StockLeft),
+            ])
+            .group_by_col((order::Entity, order::Column::State))
+            .to_owned();
+        let mut totals: Option<SaleTotals> = None;
+        for row in self.connection.query_all(&statement).await? {
+            let totals = totals.get_or_insert_default();
+            totals.stock_total = row.try_get("", "stock_total")?;
+            totals.stock_left = row.try_get("", "stock_left")?;
+            if let Some(state) = row.try_get::<Option<String>>("", "state")? {
+                let state = state.parse().map_err(|_| SqlFault::row("orders", 0, "state"))?;
+                totals.orders.push((state, row.try_get("", "orders")?));
+            }
+        }
+        Ok(totals)
+    }
+
+    /// The first buyers, at most ten, with more than `limit` open orders of a sale.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn find_slot_violations(
+        &self,
+        id: SaleId,
+        limit: u16,
+    ) -> Result<Vec<SlotViolation>, SqlFault> {
+        let count = Func::count(Expr::col(order::Column::Id));
+        let statement = Query::select()
+            .column(order::Column::UserId)
+            .expr_as(count.clone(), "open")
+            .from(order::Entity)
+            .and_where(Expr::col(order::Column::SaleId).eq(id.as_i64()))
+            .and_where(Expr::col(order::Column::State).is_in(open_states()))
+            .group_by_col(order::Column::UserId)
+            .and_having(Expr::expr(count).gt(i32::from(limit)))
+            .limit(10)
+            .to_owned();
+        let rows = self.connection.query_all(&statement).await?;
+        rows.iter()
+            .map(|row| {
+                Ok(SlotViolation {
+                    user_id: row.try_get("", "user_id")?,
+                    open: row.try_get("", "open")?,
+                })
+            })
+            .collect()
+    }
+}

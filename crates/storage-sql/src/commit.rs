@@ -1,0 +1,382 @@
+//! The worker's write: a batch of queued orders becomes rows in one transaction.
+//!
+//! Rows first, in key order; then one guarded update for each sale, because the sale's row is what
+//! every worker wants, and it should be held for as short as possible. Nothing here believes that
+//! Redis was right: the guarded update, the CHECK and the unique index each refuse on their own.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use flashsale_domain::{IdempotencyDigest, NewOrder, OrderId, OrderState, RejectReason, SaleId};
+use sea_orm::sea_query::{Expr, ExprTrait as _, OnConflict, Query};
+use sea_orm::{
+    ColumnTrait as _, ConnectionTrait as _, DatabaseTransaction, EntityTrait as _,
+    QueryFilter as _, QuerySelect as _,
+};
+
+use crate::clock::now_ms;
+use crate::entities::{order, sale};
+use crate::{Database, SqlFault};
+
+/// Rows of one INSERT: SQLite takes 32,766 values a statement, a row has 12.
+const ROWS_PER_INSERT: usize = 32_766 / 12;
+
+/// What became of one order of a batch that was committed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Commit {
+    /// A new row.
+    Inserted,
+    /// The row was there already, with the same content: the entry came again.
+    Redelivered,
+    /// A new row that says `rejected`.
+    Rejected(RejectReason),
+    /// No row: the database does not take it, now or later.
+    Refused(CommitRefusal),
+}
+
+/// Why the database does not take an order that Redis admitted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CommitRefusal {
+    /// There is no such sale.
+    #[error("sale {0} is not in the database")]
+    SaleMissing(SaleId),
+    /// The database has no unit left.
+    #[error("the database has no unit of sale {0} left")]
+    StockGone(SaleId),
+    /// Another open order of the buyer holds the slot.
+    #[error("the buyer's slot is held by order {0}")]
+    SlotTaken(OrderId),
+    /// The id belongs to a row with other content.
+    #[error("order {0} is in the database with other content")]
+    ContentConflict(OrderId),
+    /// The entry is of a later epoch than the database knows: it was restored from an older state.
+    #[error("epoch {entry} is above the database's {database}")]
+    EpochAhead {
+        /// The entry's.
+        entry: i64,
+        /// The sale's.
+        database: i64,
+    },
+}
+
+/// A committed batch.
+#[derive(Debug)]
+pub struct CommittedBatch {
+    /// One for each order that was passed in, in that order.
+    pub outcomes: Vec<Commit>,
+    /// The database's clock within the transaction: milliseconds since the Unix epoch.
+    pub committed_ms: i64,
+}
+
+/// Why a batch was not committed. Nothing of it was.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchFailure {
+    /// Some order of the batch is refused; which one shows when the batch is halved.
+    #[error("{0}")]
+    Refused(CommitRefusal),
+    /// Some order's data is refused; which one shows when the batch is halved.
+    #[error("{0}")]
+    Data(SqlFault),
+    /// The database cannot be used now. No order is to blame.
+    #[error("{0}")]
+    Infrastructure(SqlFault),
+    /// A sale was rebuilt, or a conflicting row went away, under the transaction: try again.
+    #[error("the batch met a concurrent change")]
+    Moved,
+}
+
+impl From<SqlFault> for BatchFailure {
+    fn from(fault: SqlFault) -> Self {
+        if fault.is_data() { Self::Data(fault) } else { Self::Infrastructure(fault) }
+    }
+}
+
+impl From<sea_orm::DbErr> for BatchFailure {
+    fn from(error: sea_orm::DbErr) -> Self {
+        SqlFault::from(error).into()
+    }
+}
+
+/// What the transaction needs to know of a sale.
+struct SaleGuard {
+    epoch: i64,
+    price_amount: i64,
+    price_currency: String,
+    payment_window_ms: i64,
+}
+
+impl Database {
+    /// Writes a batch of orders in one transaction.
+    ///
+    /// # Errors
+    /// When nothing was written: see [`BatchFailure`].
+    pub async fn commit_orders(&self, orders: &[NewOrder]) -> Result<CommittedBatch, BatchFailure> {
+        let transaction = self.begin_write().await?;
+        match self.write_batch(&transaction, orders).await {
+            Ok(batch) => {
+                transaction.commit().await?;
+                Ok(batch)
+            }
+            Err(failure) => {
+                // A connection that is gone cannot roll back; the server does it by itself then.
+                let _ = transaction.rollback().await;
+                Err(failure)
+            }
+        }
+    }
+
+    async fn write_batch(
+        &self,
+        transaction: &DatabaseTransaction,
+        orders: &[NewOrder],
+    ) -> Result<CommittedBatch, BatchFailure> {
+        let (sales, now) = self.read_guards(transaction, orders).await?;
+
+        let mut outcomes: Vec<Option<Commit>> = vec![None; orders.len()];
+        let mut rows = Vec::with_capacity(orders.len());
+        let mut first_of_id: HashMap<OrderId, usize> = HashMap::with_capacity(orders.len());
+        for (i, order) in orders.iter().enumerate() {
+            if first_of_id.contains_key(&order.id) {
+                continue;
+            }
+            first_of_id.insert(order.id, i);
+            match sales.get(&order.sale_id) {
+                None => {
+                    outcomes[i] = Some(Commit::Refused(CommitRefusal::SaleMissing(order.sale_id)));
+                }
+                Some(guard) if order.epoch > guard.epoch => {
+                    outcomes[i] = Some(Commit::Refused(CommitRefusal::EpochAhead {
+                        entry: order.epoch,
+                        database: guard.epoch,
+                    }));
+                }
+                Some(guard) => rows.push((i, guard)),
+            }
+        }
+        // Workers insert in the same order, so that two of them never wait for each other in turn.
+        rows.sort_by(|(a, _), (b, _)| {
+            let key = |i: usize| {
+                let order: &NewOrder = &orders[i];
+                (order.sale_id, &order.user_id, order.slot, order.id)
+            };
+            key(*a).cmp(&key(*b))
+        });
+
+        let mut taken: BTreeMap<(SaleId, i64), i64> = BTreeMap::new();
+        let mut missing = Vec::new();
+        for chunk in rows.chunks(ROWS_PER_INSERT) {
+            let inserted = insert_rows(transaction, orders, chunk, now).await?;
+            for (i, guard) in chunk {
+                let order = &orders[*i];
+                if !inserted.contains(&order.id) {
+                    missing.push(*i);
+                } else if order.epoch < guard.epoch {
+                    outcomes[*i] = Some(Commit::Rejected(RejectReason::MemoryLost));
+                } else {
+                    *taken.entry((order.sale_id, guard.epoch)).or_default() += 1;
+                    outcomes[*i] = Some(Commit::Inserted);
+                }
+            }
+        }
+        for (i, outcome) in explain_missing(transaction, orders, &missing).await? {
+            outcomes[i] = Some(outcome);
+        }
+        for ((sale, epoch), units) in taken {
+            take_units(transaction, sale, epoch, units).await?;
+        }
+
+        // An id that came twice in the batch shares its first one's fate.
+        let outcome_of = |(i, order): (usize, &NewOrder)| {
+            let first = first_of_id[&order.id];
+            match outcomes[first].clone().expect("the first of an id has an outcome") {
+                Commit::Inserted if first != i => Commit::Redelivered,
+                outcome => outcome,
+            }
+        };
+        let outcomes = orders.iter().enumerate().map(outcome_of).collect();
+        Ok(CommittedBatch { outcomes, committed_ms: now })
+    }
+
+    async fn read_guards(
+        &self,
+        transaction: &DatabaseTransaction,
+        orders: &[NewOrder],
+    ) -> Result<(HashMap<SaleId, SaleGuard>, i64), BatchFailure> {
+        let ids: HashSet<i64> = orders.iter().map(|order| order.sale_id.as_i64()).collect();
+        let statement = Query::select()
+            .columns([
+                sale::Column::Id,
+                sale::Column::Epoch,
+                sale::Column::PriceAmount,
+                sale::Column::PriceCurrency,
+                sale::Column::PaymentWindowS,
+            ])
+            .expr_as(now_ms(self.backend()), "now_ms")
+            .from(sale::Entity)
+            .and_where(Expr::col(sale::Column::Id).is_in(ids))
+            .to_owned();
+        let mut sales = HashMap::new();
+        let mut now = 0;
+        for row in transaction.query_all(&statement).await? {
+            let id: i64 = row.try_get("", "id")?;
+            now = row.try_get("", "now_ms")?;
+            let guard = SaleGuard {
+                epoch: row.try_get("", "epoch")?,
+                price_amount: row.try_get("", "price_amount")?,
+                price_currency: row.try_get("", "price_currency")?,
+                payment_window_ms: row.try_get::<i64>("", "payment_window_s")? * 1000,
+            };
+            sales.extend(SaleId::from_i64(id).map(|id| (id, guard)));
+        }
+        Ok((sales, now))
+    }
+}
+
+/// Inserts what no constraint refuses, and returns the ids of the new rows.
+async fn insert_rows(
+    transaction: &DatabaseTransaction,
+    orders: &[NewOrder],
+    rows: &[(usize, &SaleGuard)],
+    now: i64,
+) -> Result<HashSet<OrderId>, BatchFailure> {
+    if rows.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let mut statement = Query::insert();
+    statement.into_table(order::Entity).columns([
+        order::Column::Id,
+        order::Column::SaleId,
+        order::Column::UserId,
+        order::Column::Slot,
+        order::Column::Epoch,
+        order::Column::Digest,
+        order::Column::State,
+        order::Column::Reason,
+        order::Column::PriceAmount,
+        order::Column::PriceCurrency,
+        order::Column::PayByMs,
+        order::Column::CommittedMs,
+    ]);
+    for (i, guard) in rows {
+        let order = &orders[*i];
+        let lost = order.epoch < guard.epoch;
+        let (state, reason) = if lost {
+            (OrderState::Rejected, Some(RejectReason::MemoryLost.as_str()))
+        } else {
+            (OrderState::AwaitingPayment, None)
+        };
+        statement.values_panic([
+            order.id.as_i64().into(),
+            order.sale_id.as_i64().into(),
+            order.user_id.as_str().into(),
+            i32::from(order.slot).into(),
+            order.epoch.into(),
+            order.digest.as_ref().map(IdempotencyDigest::as_str).into(),
+            state.as_str().into(),
+            reason.into(),
+            guard.price_amount.into(),
+            guard.price_currency.as_str().into(),
+            (!lost).then_some(now + guard.payment_window_ms).into(),
+            now.into(),
+        ]);
+    }
+    // Without a column named, every constraint is covered: the primary key and the slot.
+    statement
+        .on_conflict(OnConflict::new().do_nothing().to_owned())
+        .returning_col(order::Column::Id);
+    let mut inserted = HashSet::with_capacity(rows.len());
+    for row in transaction.query_all(&statement).await? {
+        let id: i64 = row.try_get("", "id")?;
+        inserted.extend(OrderId::from_i64(id));
+    }
+    Ok(inserted)
+}
+
+/// Why rows were not inserted: looks at what stood in their way.
+async fn explain_missing(
+    transaction: &DatabaseTransaction,
+    orders: &[NewOrder],
+    missing: &[usize],
+) -> Result<Vec<(usize, Commit)>, BatchFailure> {
+    if missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut rows = HashMap::new();
+    for chunk in missing.chunks(1000) {
+        let found = order::Entity::find()
+            .filter(order::Column::Id.is_in(chunk.iter().map(|i| orders[*i].id.as_i64())))
+            .all(transaction)
+            .await?;
+        rows.extend(found.into_iter().map(|row| (row.id, row)));
+    }
+    let mut outcomes = Vec::with_capacity(missing.len());
+    for i in missing {
+        let wanted = &orders[*i];
+        let outcome = match rows.get(&wanted.id.as_i64()) {
+            Some(row) if same_content(row, wanted) => Commit::Redelivered,
+            Some(_) => Commit::Refused(CommitRefusal::ContentConflict(wanted.id)),
+            None => {
+                let holder: Option<i64> = order::Entity::find()
+                    .select_only()
+                    .column(order::Column::Id)
+                    .filter(order::Column::SaleId.eq(wanted.sale_id.as_i64()))
+                    .filter(order::Column::UserId.eq(wanted.user_id.as_str()))
+                    .filter(order::Column::Slot.eq(i32::from(wanted.slot)))
+                    .filter(order::Column::State.is_in(open_states()))
+                    .into_tuple()
+                    .one(transaction)
+                    .await?;
+                match holder.and_then(OrderId::from_i64) {
+                    Some(holder) => Commit::Refused(CommitRefusal::SlotTaken(holder)),
+                    None => return Err(BatchFailure::Moved),
+                }
+            }
+        };
+        outcomes.push((*i, outcome));
+    }
+    Ok(outcomes)
+}
+
+/// The states in which a row holds a unit and a slot; the unique index names the same.
+pub(crate) fn open_states() -> impl Iterator<Item = &'static str> {
+    // `queued` is open too, but never a row.
+    OrderState::ALL
+        .into_iter()
+        .filter(|state| state.is_open() && *state != OrderState::Queued)
+        .map(OrderState::as_str)
+}
+
+fn same_content(row: &order::Model, order: &NewOrder) -> bool {
+    row.sale_id == order.sale_id.as_i64()
+        && row.user_id == order.user_id.as_str()
+        && row.slot == i32::from(order.slot)
+        && row.digest.as_deref() == order.digest.as_ref().map(IdempotencyDigest::as_str)
+}
+
+/// The guarded update: takes `units`, unless that would oversell or the sale was rebuilt meanwhile.
+async fn take_units(
+    transaction: &DatabaseTransaction,
+    id: SaleId,
+    epoch: i64,
+    units: i64,
+) -> Result<(), BatchFailure> {
+    let statement = Query::update()
+        .table(sale::Entity)
+        .value(sale::Column::StockLeft, Expr::col(sale::Column::StockLeft).sub(units))
+        .and_where(Expr::col(sale::Column::Id).eq(id.as_i64()))
+        .and_where(Expr::col(sale::Column::Epoch).eq(epoch))
+        .and_where(Expr::col(sale::Column::StockLeft).gte(units))
+        .to_owned();
+    if transaction.execute(&statement).await?.rows_affected() == 1 {
+        return Ok(());
+    }
+    let now: Option<i64> = sale::Entity::find_by_id(id.as_i64())
+        .select_only()
+        .column(sale::Column::Epoch)
+        .into_tuple()
+        .one(transaction)
+        .await?;
+    Err(match now {
+        Some(now) if now == epoch => BatchFailure::Refused(CommitRefusal::StockGone(id)),
+        _ => BatchFailure::Moved,
+    })
+}

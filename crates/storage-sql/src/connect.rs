@@ -1,0 +1,122 @@
+//! Connections to SQLite (embedded) and PostgreSQL, with what each needs to be safe.
+
+use std::time::Duration;
+
+use flashsale_migrations::Migrator;
+use sea_orm::sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
+use sea_orm::{
+    ConnectOptions, DatabaseConnection, DatabaseTransaction, DbBackend, SqliteTransactionMode,
+    TransactionOptions, TransactionTrait as _,
+};
+use sea_orm_migration::MigratorTrait as _;
+
+use crate::SqlFault;
+
+/// Where the database is and how to treat it.
+#[derive(Clone)]
+pub struct DatabaseConfig {
+    /// `sqlite://file.db` or `postgres://…`.
+    pub url: String,
+    /// The most connections of this process.
+    pub max_connections: u32,
+    /// How long connecting, or waiting for a free connection, may take.
+    pub connect_timeout: Duration,
+    /// How long a statement may run before the server ends it. A lock is waited for half as long.
+    pub statement_timeout: Duration,
+}
+
+/// Access to the database. Cheap to clone.
+#[derive(Clone)]
+pub struct Database {
+    pub(crate) connection: DatabaseConnection,
+}
+
+impl Database {
+    /// Connects, and makes an SQLite file where there is none.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn connect(config: &DatabaseConfig) -> Result<Self, SqlFault> {
+        let mut options = ConnectOptions::new(config.url.clone());
+        let lock_wait = config.statement_timeout / 2;
+        let statement_ms = config.statement_timeout.as_millis().to_string();
+        let lock_ms = lock_wait.as_millis().to_string();
+        options
+            .max_connections(config.max_connections)
+            .connect_timeout(config.connect_timeout)
+            .acquire_timeout(config.connect_timeout)
+            .sqlx_logging(false)
+            .map_sqlx_sqlite_opts(move |options| {
+                options
+                    .create_if_missing(true)
+                    .journal_mode(SqliteJournalMode::Wal)
+                    // FULL: a COMMIT that was answered is on the disk. An acknowledged entry is
+                    // gone from Redis, so nothing less will do.
+                    .synchronous(SqliteSynchronous::Full)
+                    .busy_timeout(lock_wait)
+            })
+            .map_sqlx_postgres_opts(move |options| {
+                // The server ends what takes too long. A future dropped by us instead would leave
+                // the statement running, and its outcome unknown.
+                options.options([
+                    ("statement_timeout", statement_ms.as_str()),
+                    ("lock_timeout", lock_ms.as_str()),
+                    ("idle_in_transaction_session_timeout", statement_ms.as_str()),
+                ])
+            });
+        Ok(Self { connection: sea_orm::Database::connect(options).await? })
+    }
+
+    /// Brings the schema up to date; does nothing when it is.
+    ///
+    /// # Errors
+    /// When a migration fails.
+    pub async fn migrate(&self) -> Result<(), SqlFault> {
+        Ok(Migrator::up(&self.connection, None).await?)
+    }
+
+    /// Undoes every migration: for tests of the migrations.
+    ///
+    /// # Errors
+    /// When a migration fails.
+    pub async fn unmigrate(&self) -> Result<(), SqlFault> {
+        Ok(Migrator::down(&self.connection, None).await?)
+    }
+
+    /// How many migrations are still to be applied.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn pending_migrations(&self) -> Result<usize, SqlFault> {
+        Ok(Migrator::get_pending_migrations(&self.connection).await?.len())
+    }
+
+    /// Asks the database whether it is there.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub async fn ping(&self) -> Result<(), SqlFault> {
+        Ok(self.connection.ping().await?)
+    }
+
+    /// Closes every connection.
+    ///
+    /// # Errors
+    /// When closing fails.
+    pub async fn close(self) -> Result<(), SqlFault> {
+        Ok(self.connection.close().await?)
+    }
+
+    pub(crate) fn backend(&self) -> DbBackend {
+        self.connection.get_database_backend()
+    }
+
+    /// A transaction that will write. SQLite takes its write lock at once (IMMEDIATE): one that
+    /// began by reading could not wait for it later, and would fail instead.
+    pub(crate) async fn begin_write(&self) -> Result<DatabaseTransaction, SqlFault> {
+        let mode =
+            (self.backend() == DbBackend::Sqlite).then_some(SqliteTransactionMode::Immediate);
+        let options = TransactionOptions { sqlite_transaction_mode: mode, ..Default::default() };
+        Ok(self.connection.begin_with_options(options).await?)
+    }
+}
