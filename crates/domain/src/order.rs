@@ -80,7 +80,9 @@ impl OrderState {
     pub const fn is_open(self) -> bool {
         match self {
             Self::Queued | Self::AwaitingPayment | Self::Paid => true,
-            Self::Cancelled | Self::Expired | Self::RefundDue | Self::Rejected | Self::Dead => false,
+            Self::Cancelled | Self::Expired | Self::RefundDue | Self::Rejected | Self::Dead => {
+                false
+            }
         }
     }
 
@@ -195,7 +197,10 @@ mod tests {
     fn a_final_state_leads_nowhere_but_by_a_late_payment() {
         for state in OrderState::ALL.into_iter().filter(|s| s.is_final()) {
             for next in OrderState::ALL {
-                assert!(!state.can_become(next) || state == OrderState::Expired, "{state} -> {next}");
+                assert!(
+                    !state.can_become(next) || state == OrderState::Expired,
+                    "{state} -> {next}"
+                );
             }
         }
     }

@@ -124,9 +124,8 @@ impl OrderId {
         if entry.seq > SEQ_MAX {
             return Err(OrderIdError::SequenceOutOfRange(entry.seq));
         }
-        let bits = (ms << (PARTITION_BITS + SEQ_BITS))
-            | (u64::from(partition.0) << SEQ_BITS)
-            | entry.seq;
+        let bits =
+            (ms << (PARTITION_BITS + SEQ_BITS)) | (u64::from(partition.0) << SEQ_BITS) | entry.seq;
         let id = i64::try_from(bits).expect("41 + 10 + 12 = 63 bits fit a signed 64-bit number");
         if id == 0 { Err(OrderIdError::NotAnId) } else { Ok(Self(id)) }
     }
@@ -226,7 +225,10 @@ mod tests {
     fn what_does_not_fit_is_refused_and_never_wraps() {
         let p = partition(0);
         let cases = [
-            (EntryId { ms: ID_EPOCH_MS - 1, seq: 0 }, OrderIdError::TimeOutOfRange(ID_EPOCH_MS - 1)),
+            (
+                EntryId { ms: ID_EPOCH_MS - 1, seq: 0 },
+                OrderIdError::TimeOutOfRange(ID_EPOCH_MS - 1),
+            ),
             (EntryId { ms: 0, seq: 1 }, OrderIdError::TimeOutOfRange(0)),
             (
                 EntryId { ms: ID_EPOCH_MS + MS_MAX + 1, seq: 0 },
@@ -254,7 +256,8 @@ mod tests {
         for text in ["", "0", "-1", "+1", "01", "1.0", " 1", "9223372036854775808", "1e3", "１"] {
             assert_eq!(text.parse::<OrderId>(), Err(OrderIdError::NotAnId), "{text:?}");
         }
-        for text in ["", "1", "1-", "-1", "1-1-1", "01-1", "a-b", "1--1", "18446744073709551616-0"] {
+        for text in ["", "1", "1-", "-1", "1-1-1", "01-1", "a-b", "1--1", "18446744073709551616-0"]
+        {
             assert_eq!(text.parse::<EntryId>(), Err(EntryIdError), "{text:?}");
         }
     }

@@ -1,1 +1,114 @@
-//! Placeholder.
+//! An operator's operations, each written once: `salectl`, the admin API and the programs call them.
+//!
+//! They keep the order across the stores: what shrinks a sale (pause, close) goes to Redis first,
+//! what grows it (publish, resume) to the database first. So a crash between the two leaves units
+//! unsold for a moment, and never sells one too many.
+
+mod audit;
+mod ledger;
+mod rebuild;
+mod sales;
+
+use flashsale_domain::{NewSaleError, Partition, SaleId, SaleState};
+use flashsale_storage_redis::{Redis, RedisFault};
+use flashsale_storage_sql::{Database, SqlFault};
+
+pub use audit::{Audit, Finding, Receipt};
+pub use ledger::{Ledger, RedisAccount};
+pub use rebuild::{Rebuilt, RebuiltSale};
+
+/// The two stores, and what an operator may do with them.
+#[derive(Clone)]
+pub struct Operations {
+    redis: Redis,
+    database: Database,
+}
+
+/// Why an operation was not done. Nothing is broken; the operator asked for what cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// No such sale.
+    #[error("there is no sale {0}")]
+    SaleNotFound(SaleId),
+    /// The description of a new sale.
+    #[error(transparent)]
+    NewSale(#[from] NewSaleError),
+    /// The sale's state does not allow it.
+    #[error("sale {sale} is {state} and cannot become {wanted}")]
+    State {
+        /// The sale.
+        sale: SaleId,
+        /// Its state.
+        state: SaleState,
+        /// What was asked for.
+        wanted: SaleState,
+    },
+    /// Its window is over already.
+    #[error("the window of sale {0} has ended already: create a new sale")]
+    WindowOver(SaleId),
+    /// It has no memory in Redis.
+    #[error("sale {0} is not loaded in Redis: run `salectl rebuild {0}`")]
+    NotLoaded(SaleId),
+    /// A direct sale has no partition to rebuild.
+    #[error(
+        "sale {0} is a direct sale, or was never published: there is nothing in Redis to rebuild"
+    )]
+    NoPartition(SaleId),
+    /// Entries are still waiting for a worker.
+    #[error(
+        "{waiting} orders of partition {partition} still wait for an order-worker; \
+         the partition stays closed: see that a worker runs, then rebuild again"
+    )]
+    EntriesWaiting {
+        /// The partition.
+        partition: Partition,
+        /// How many.
+        waiting: u64,
+    },
+    /// Somebody else fenced the partition, or Redis restarted, in the middle.
+    #[error(
+        "partition {0} was fenced by somebody else, or Redis restarted, meanwhile: rebuild again"
+    )]
+    FenceLost(Partition),
+}
+
+/// A store failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// Redis.
+    #[error(transparent)]
+    Redis(#[from] RedisFault),
+    /// The database.
+    #[error(transparent)]
+    Sql(#[from] SqlFault),
+}
+
+/// Why an operation did not give what was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationError {
+    /// It was refused.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// A store failed.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+impl From<RedisFault> for OperationError {
+    fn from(fault: RedisFault) -> Self {
+        Self::Fault(fault.into())
+    }
+}
+
+impl From<SqlFault> for OperationError {
+    fn from(fault: SqlFault) -> Self {
+        Self::Fault(fault.into())
+    }
+}
+
+impl Operations {
+    /// Operations on these two stores.
+    pub const fn new(redis: Redis, database: Database) -> Self {
+        Self { redis, database }
+    }
+}

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use flashsale_domain::{
-    Admission, AdmissionRequest, EntryId, OrderId, Partition, Refusal, SaleId,
-};
+use flashsale_domain::{Admission, AdmissionRequest, EntryId, OrderId, Partition, Refusal, SaleId};
 use redis::aio::ConnectionManager;
 use redis::{FromRedisValue as _, Value};
 

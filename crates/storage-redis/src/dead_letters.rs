@@ -119,8 +119,10 @@ impl Redis {
         partition: Partition,
     ) -> Result<Vec<DeadLetter>, RedisFault> {
         let mut connection = self.connection().await?;
-        let stored: Vec<(String, String)> =
-            redis::cmd("HGETALL").arg(self.keys.dead(partition)).query_async(&mut connection).await?;
+        let stored: Vec<(String, String)> = redis::cmd("HGETALL")
+            .arg(self.keys.dead(partition))
+            .query_async(&mut connection)
+            .await?;
         let mut letters = stored
             .iter()
             .map(|(id, text)| {

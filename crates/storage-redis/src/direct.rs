@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use flashsale_domain::{DIRECT_PARTITION, EntryId, OrderId, SaleId, UserId};
 
-use crate::scripts::{EXTEND_LOCK, NEXT_DIRECT_ID, UNLOCK};
 use crate::connect::random_token;
+use crate::scripts::{EXTEND_LOCK, NEXT_DIRECT_ID, UNLOCK};
 use crate::{Redis, RedisFault};
 
 /// One buyer's lock in one direct sale, held by this process until [`BuyerLock::unlock`] or its end.

@@ -13,7 +13,7 @@ use flashsale_domain::{
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue as _, RedisError, Value};
 
-use crate::scripts::TRIM_ACKED;
+use crate::scripts::{OLDEST_UNAPPLIED, TRIM_ACKED};
 use crate::{Redis, RedisFault};
 
 /// The consumer group of all order-workers.
@@ -74,19 +74,13 @@ pub fn decode(partition: Partition, entry: &RawEntry) -> Result<NewOrder, Undeco
     }
     let digest = match find("k")? {
         None => None,
-        Some(text) => {
-            Some(IdempotencyDigest::from_stored(text).ok_or(Undecodable::BadValue("k"))?)
-        }
+        Some(text) => Some(IdempotencyDigest::from_stored(text).ok_or(Undecodable::BadValue("k"))?),
     };
     Ok(NewOrder {
         id: OrderId::from_entry(partition, entry.id)?,
         sale_id: get("s")?.parse::<SaleId>().map_err(|_| Undecodable::BadValue("s"))?,
         user_id: UserId::new(get("u")?).map_err(|_| Undecodable::BadValue("u"))?,
-        slot: get("b")?
-            .parse()
-            .ok()
-            .filter(|slot| *slot >= 1)
-            .ok_or(Undecodable::BadValue("b"))?,
+        slot: get("b")?.parse().ok().filter(|slot| *slot >= 1).ok_or(Undecodable::BadValue("b"))?,
         epoch: get("e")?
             .parse()
             .ok()
@@ -360,6 +354,23 @@ impl Redis {
         Ok(TRIM_ACKED.key(self.keys.orders(partition)).invoke_async(&mut connection).await?)
     }
 
+    /// How long, by Redis's clock, the oldest entry has waited that is pending or undelivered:
+    /// milliseconds, never below 0. `None` when nothing waits, or there is no stream.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn oldest_unapplied_age(
+        &self,
+        partition: Partition,
+    ) -> Result<Option<u64>, RedisFault> {
+        let reply: i64 = OLDEST_UNAPPLIED
+            .key(self.keys.orders(partition))
+            .arg(GROUP)
+            .invoke_async(&mut self.connection().await?)
+            .await?;
+        Ok(u64::try_from(reply).ok())
+    }
+
     /// How much is not yet committed; `None` when there is no stream or group.
     ///
     /// # Errors
@@ -407,8 +418,14 @@ mod tests {
         Partition::new(3).expect("a partition")
     }
 
-    const GOLDEN: [(&str, &[u8]); 6] =
-        [("v", b"1"), ("s", b"42"), ("u", b"buyer"), ("b", b"2"), ("e", b"5"), ("k", b"ungWv48Bz-o")];
+    const GOLDEN: [(&str, &[u8]); 6] = [
+        ("v", b"1"),
+        ("s", b"42"),
+        ("u", b"buyer"),
+        ("b", b"2"),
+        ("e", b"5"),
+        ("k", b"ungWv48Bz-o"),
+    ];
 
     #[test]
     fn an_entry_of_version_1_is_read() {
@@ -431,7 +448,8 @@ mod tests {
 
     #[test]
     fn every_kind_of_bad_entry_is_named() {
-        let without = |name: &str| GOLDEN.iter().copied().filter(|(k, _)| *k != name).collect::<Vec<_>>();
+        let without =
+            |name: &str| GOLDEN.iter().copied().filter(|(k, _)| *k != name).collect::<Vec<_>>();
         let with = |name: &'static str, value: &'static [u8]| {
             let mut fields = without(name);
             fields.push((name, value));

@@ -38,8 +38,10 @@ impl FromStr for Record {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let items = text.strip_prefix("1|").ok_or(RecordError)?;
-        let items =
-            items.split(';').map(|item| parse_item(item).ok_or(RecordError)).collect::<Result<_, _>>()?;
+        let items = items
+            .split(';')
+            .map(|item| parse_item(item).ok_or(RecordError))
+            .collect::<Result<_, _>>()?;
         Ok(Self { items })
     }
 }
@@ -94,7 +96,15 @@ mod tests {
 
     #[test]
     fn a_text_of_another_format_is_refused() {
-        for bad in ["", "1|", "2|1-1:1:1:o:", "1|1-1:1:1:x:", "1|1-1:1:1:o", "1|1-1:1:1:o::", "1|1-1:1:1:o:zz"] {
+        for bad in [
+            "",
+            "1|",
+            "2|1-1:1:1:o:",
+            "1|1-1:1:1:x:",
+            "1|1-1:1:1:o",
+            "1|1-1:1:1:o::",
+            "1|1-1:1:1:o:zz",
+        ] {
             assert_eq!(bad.parse::<Record>(), Err(RecordError), "{bad:?}");
         }
     }

@@ -56,7 +56,12 @@ pub struct RecordsPage {
 }
 
 /// The fields that `lua/admit.lua` reads.
-fn sale_fields(sale: &Sale, state: SaleState, stock: i64, held: i64) -> [(&'static str, String); 10] {
+fn sale_fields(
+    sale: &Sale,
+    state: SaleState,
+    stock: i64,
+    held: i64,
+) -> [(&'static str, String); 10] {
     [
         ("stock", stock.to_string()),
         ("held", held.to_string()),
@@ -77,7 +82,11 @@ impl Redis {
     ///
     /// # Errors
     /// When Redis cannot be asked.
-    pub async fn publish_sale(&self, partition: Partition, sale: &Sale) -> Result<bool, RedisFault> {
+    pub async fn publish_sale(
+        &self,
+        partition: Partition,
+        sale: &Sale,
+    ) -> Result<bool, RedisFault> {
         let mut call = PUBLISH.prepare_invoke();
         call.key(self.keys.gate(partition))
             .key(self.keys.sale(partition, sale.id))
@@ -175,7 +184,8 @@ impl Redis {
             .arg(user.as_str())
             .query_async(&mut self.connection().await?)
             .await?;
-        text.map(|text| text.parse().map_err(|_| RedisFault::reply("HGET buyers", text))).transpose()
+        text.map(|text| text.parse().map_err(|_| RedisFault::reply("HGET buyers", text)))
+            .transpose()
     }
 
     /// A page of a sale's records, by HSCAN: every buyer at least once, some perhaps twice.

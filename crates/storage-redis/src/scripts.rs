@@ -16,7 +16,13 @@ macro_rules! script {
     };
 }
 
-script!(ADMIT = "lib/gate.lua", "lib/record.lua", "lib/order_id.lua", "lib/order_entry.lua", "admit.lua");
+script!(
+    ADMIT = "lib/gate.lua",
+    "lib/record.lua",
+    "lib/order_id.lua",
+    "lib/order_entry.lua",
+    "admit.lua"
+);
 script!(FENCE = "lib/gate.lua", "fence.lua");
 script!(LOAD = "lib/gate.lua", "load.lua");
 script!(OPEN = "lib/gate.lua", "lib/order_id.lua", "open.lua");
@@ -25,6 +31,7 @@ script!(SET_SALE_STATE = "lib/gate.lua", "set_sale_state.lua");
 script!(READ_SALE = "lib/gate.lua", "read_sale.lua");
 script!(DEAD_LETTER = "dead_letter.lua");
 script!(TRIM_ACKED = "lib/order_id.lua", "trim_acked.lua");
+script!(OLDEST_UNAPPLIED = "lib/gate.lua", "lib/order_id.lua", "oldest_unapplied.lua");
 script!(NEXT_DIRECT_ID = "lib/gate.lua", "lib/order_id.lua", "next_direct_id.lua");
 script!(UNLOCK = "unlock.lua");
 script!(EXTEND_LOCK = "extend_lock.lua");
@@ -56,7 +63,10 @@ mod tests {
             let text = std::fs::read_to_string(&path).expect("a readable script");
             assert!(text.starts_with(&format!("-- {name}: ")), "{name}: first line is its purpose");
             if !name.starts_with("lib/") {
-                assert!(text.contains("-- KEYS[1]") && text.contains("-- Returns"), "{name}: header");
+                assert!(
+                    text.contains("-- KEYS[1]") && text.contains("-- Returns"),
+                    "{name}: header"
+                );
             }
         }
     }

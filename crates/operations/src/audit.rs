@@ -1,0 +1,345 @@
+//! The audit: checks the invariants I1 to I7 of a sale across Redis and the database, and names who
+//! breaks them. A finding counts only when it persists over two readings, because a sale that is
+//! running moves between one store's reading and the other's.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use flashsale_domain::{OrderId, Partition, Sale, SaleId, UserId};
+use flashsale_storage_redis::Record;
+use flashsale_storage_sql::StoredOrder;
+use serde::Serialize;
+use tokio::time::sleep;
+
+use crate::{Ledger, OperationError, Operations, Refused};
+
+/// How long a finding must persist.
+const RECHECK_AFTER: Duration = Duration::from_secs(1);
+/// An entry that waits longer than this for a worker breaks I5.
+const UNAPPLIED_MAX_MS: u64 = 60_000;
+/// How many offenders are named for each invariant.
+const NAMED_MAX: usize = 10;
+
+/// A sale's audit.
+#[derive(Debug, Serialize)]
+pub struct Audit {
+    /// The sale.
+    pub sale_id: SaleId,
+    /// How many rows, records and receipts were looked at.
+    pub rows_checked: usize,
+    /// Buyers' records.
+    pub records_checked: usize,
+    /// Receipts.
+    pub receipts_checked: usize,
+    /// What is broken; empty when the sale is clean.
+    pub findings: Vec<Finding>,
+    /// The sale's ledger.
+    pub ledger: Ledger,
+}
+
+impl Audit {
+    /// Whether nothing is broken.
+    pub const fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+/// One offender.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct Finding {
+    /// The invariant, `I1` to `I7`.
+    pub invariant: &'static str,
+    /// Who or what breaks it.
+    pub what: String,
+}
+
+/// What a buyer was told: this order is yours.
+#[derive(Debug, Clone)]
+pub struct Receipt {
+    /// The order.
+    pub order_id: OrderId,
+    /// The buyer.
+    pub user_id: UserId,
+}
+
+/// What one reading of both stores saw.
+struct Reading {
+    sale: Sale,
+    ledger: Ledger,
+    rows: HashMap<OrderId, StoredOrder>,
+    records: HashMap<String, Record>,
+    findings: Vec<Finding>,
+}
+
+impl Reading {
+    fn find(&mut self, invariant: &'static str, what: String) {
+        let named = self.findings.iter().filter(|f| f.invariant == invariant).count();
+        if named < NAMED_MAX {
+            self.findings.push(Finding { invariant, what });
+        }
+    }
+}
+
+impl Operations {
+    /// Audits a sale. `receipts` are orders that buyers were told of: each must be a row, or on its
+    /// way to be one, under its buyer.
+    ///
+    /// # Errors
+    /// When there is no such sale, or a store fails.
+    pub async fn audit_sale(
+        &self,
+        id: SaleId,
+        receipts: &[Receipt],
+    ) -> Result<Audit, OperationError> {
+        let mut reading = self.read_both(id, receipts).await?;
+        if !reading.findings.is_empty() {
+            sleep(RECHECK_AFTER).await;
+            let before: HashSet<Finding> = reading.findings.into_iter().collect();
+            reading = self.read_both(id, receipts).await?;
+            reading.findings.retain(|finding| before.contains(finding));
+        }
+        Ok(Audit {
+            sale_id: id,
+            rows_checked: reading.rows.len(),
+            records_checked: reading.records.len(),
+            receipts_checked: receipts.len(),
+            findings: reading.findings,
+            ledger: reading.ledger,
+        })
+    }
+
+    async fn read_both(&self, id: SaleId, receipts: &[Receipt]) -> Result<Reading, OperationError> {
+        let sale = self.get_sale(id).await?;
+        // Records first: an order admitted after this reading is a row without a record only to a
+        // reader who looked the other way round.
+        let (records, unreadable) = match sale.partition {
+            Some(partition) => self.read_records(partition, id).await?,
+            None => (HashMap::new(), Vec::new()),
+        };
+        let rows = self.read_rows(id).await?;
+        let ledger = self.read_ledger(id).await?;
+        let mut reading = Reading { sale, ledger, rows, records, findings: Vec::new() };
+        for user in unreadable {
+            reading.find("I3", format!("the record of buyer {user:?} cannot be read"));
+        }
+
+        check_no_oversell(&mut reading);
+        for violation in self.database.find_slot_violations(id, reading.sale.per_buyer).await? {
+            let what = format!("buyer {:?} has {} open rows", violation.user_id, violation.open);
+            reading.find("I2", what);
+        }
+        check_one_per_buyer(&mut reading);
+        if let Some(partition) = reading.sale.partition {
+            self.check_nothing_lost(&mut reading, partition).await?;
+            self.check_receipts_end(&mut reading, partition).await?;
+        }
+        self.check_receipts(&mut reading, receipts).await?;
+        check_units_came_back(&mut reading);
+        if !reading.ledger.is_balanced() {
+            for problem in reading.ledger.problems.clone() {
+                reading.find("I7", problem);
+            }
+        }
+        Ok(reading)
+    }
+
+    async fn read_rows(&self, id: SaleId) -> Result<HashMap<OrderId, StoredOrder>, OperationError> {
+        let mut rows = HashMap::new();
+        let mut after = None;
+        loop {
+            let page = self.database.list_sale_orders(id, after, 5000).await?;
+            let Some(last) = page.last() else { return Ok(rows) };
+            after = Some(last.order.id);
+            rows.extend(page.into_iter().map(|row| (row.order.id, row)));
+        }
+    }
+
+    async fn read_records(
+        &self,
+        partition: Partition,
+        id: SaleId,
+    ) -> Result<(HashMap<String, Record>, Vec<String>), OperationError> {
+        let (mut records, mut unreadable) = (HashMap::new(), Vec::new());
+        let mut cursor = Some(0);
+        while let Some(from) = cursor {
+            let page = self.redis.list_records(partition, id, from).await?;
+            for (user, record) in page.records {
+                match record {
+                    Ok(record) => {
+                        records.insert(user, record);
+                    }
+                    Err(_) => unreadable.push(user),
+                }
+            }
+            cursor = page.next;
+        }
+        Ok((records, unreadable))
+    }
+
+    /// I3: an open order of a record is a row, an entry, or a dead letter; an open row has a record.
+    async fn check_nothing_lost(
+        &self,
+        reading: &mut Reading,
+        partition: Partition,
+    ) -> Result<(), OperationError> {
+        let mut recorded = HashSet::new();
+        let mut missing = Vec::new();
+        for (user, record) in &reading.records {
+            for item in record.items.iter().filter(|item| item.open) {
+                let Ok(id) = OrderId::from_entry(partition, item.entry) else {
+                    missing.push((user.clone(), item.entry.to_string()));
+                    continue;
+                };
+                recorded.insert(id);
+                match reading.rows.get(&id) {
+                    Some(row) if row.order.user_id.as_str() == user => {}
+                    Some(_) => missing.push((user.clone(), format!("{id} (another buyer's row)"))),
+                    None if missing.len() > NAMED_MAX => {}
+                    None => {
+                        let on_stream = self.redis.find_entry(partition, item.entry).await?;
+                        let dead = self.redis.find_dead_letter(partition, item.entry).await?;
+                        // Committed and trimmed since the rows were read.
+                        let row = self.database.find_order(id).await?;
+                        if on_stream.is_none() && dead.is_none() && row.is_none() {
+                            missing.push((user.clone(), id.to_string()));
+                        }
+                    }
+                }
+            }
+        }
+        for (user, order) in missing {
+            reading.find(
+                "I3",
+                format!("order {order} of buyer {user:?} is neither row, entry nor dead letter"),
+            );
+        }
+        let unrecorded: Vec<OrderId> = reading
+            .rows
+            .values()
+            .filter(|row| row.order.state.is_open() && !recorded.contains(&row.order.id))
+            .map(|row| row.order.id)
+            .collect();
+        for id in unrecorded {
+            let Some(row) = reading.rows.get(&id) else { continue };
+            // The record may have been written since the records were read.
+            let user = row.order.user_id.clone();
+            let record = self.redis.find_record(partition, reading.sale.id, &user).await?;
+            let held = record.is_some_and(|record| {
+                record.items.iter().any(|item| item.open && item.entry == id.entry())
+            });
+            if !held {
+                reading.find("I3", format!("row {id} of buyer {user} has no open record in Redis"));
+            }
+        }
+        Ok(())
+    }
+
+    /// I5: no entry waits for long.
+    async fn check_receipts_end(
+        &self,
+        reading: &mut Reading,
+        partition: Partition,
+    ) -> Result<(), OperationError> {
+        if let Some(age_ms) = self.redis.oldest_unapplied_age(partition).await?
+            && age_ms > UNAPPLIED_MAX_MS
+        {
+            reading.find("I5", format!("an entry of partition {partition} has waited too long"));
+        }
+        Ok(())
+    }
+
+    /// I4: what a buyer was told is his, under the id that he was told.
+    async fn check_receipts(
+        &self,
+        reading: &mut Reading,
+        receipts: &[Receipt],
+    ) -> Result<(), OperationError> {
+        for receipt in receipts {
+            let (id, user) = (receipt.order_id, &receipt.user_id);
+            match reading.rows.get(&id) {
+                Some(row) if row.order.user_id == *user => {}
+                Some(_) => {
+                    reading
+                        .find("I4", format!("order {id} was answered to {user} and is another's"));
+                }
+                None => {
+                    let queued = self.redis.find_entry(id.partition(), id.entry()).await?;
+                    let dead = self.redis.find_dead_letter(id.partition(), id.entry()).await?;
+                    if queued.is_none() && dead.is_none() {
+                        reading
+                            .find("I4", format!("order {id} was answered to {user} and is no row"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Audits every sale that was ever published.
+    ///
+    /// # Errors
+    /// When a store fails.
+    pub async fn audit_all(&self) -> Result<Vec<Audit>, OperationError> {
+        let mut audits = Vec::new();
+        for sale in self.list_sales().await? {
+            match self.audit_sale(sale.id, &[]).await {
+                Ok(audit) => audits.push(audit),
+                Err(OperationError::Refused(Refused::SaleNotFound(_))) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(audits)
+    }
+}
+
+/// I1: open orders never exceed the stock, on either side.
+fn check_no_oversell(reading: &mut Reading) {
+    let open = reading.ledger.awaiting_payment + reading.ledger.paid;
+    if open > reading.ledger.total || reading.ledger.stock_left < 0 {
+        let (total, left) = (reading.ledger.total, reading.ledger.stock_left);
+        reading.find("I1", format!("database: {open} open of {total}, {left} left"));
+    }
+    if let Some(account) = reading.ledger.redis.clone()
+        && (account.held > account.total || account.available < 0)
+    {
+        let (held, total, left) = (account.held, account.total, account.available);
+        reading.find("I1", format!("redis: {held} held of {total}, {left} left"));
+    }
+}
+
+/// I2: no record holds more than the limit, or a slot twice.
+fn check_one_per_buyer(reading: &mut Reading) {
+    let limit = usize::from(reading.sale.per_buyer);
+    let mut offenders = Vec::new();
+    for (user, record) in &reading.records {
+        let open: Vec<u16> =
+            record.items.iter().filter(|item| item.open).map(|item| item.slot).collect();
+        let slots: HashSet<u16> = open.iter().copied().collect();
+        if open.len() > limit || slots.len() != open.len() {
+            offenders.push(format!("buyer {user:?} holds slots {open:?} in Redis, of {limit}"));
+        }
+    }
+    for offender in offenders {
+        reading.find("I2", offender);
+    }
+}
+
+/// I6: an order that is closed in the database no longer holds its unit in Redis.
+fn check_units_came_back(reading: &mut Reading) {
+    let Some(partition) = reading.sale.partition else { return };
+    let mut offenders = Vec::new();
+    for (user, record) in &reading.records {
+        for item in record.items.iter().filter(|item| item.open) {
+            let Ok(id) = OrderId::from_entry(partition, item.entry) else { continue };
+            if let Some(row) = reading.rows.get(&id)
+                && !row.order.state.is_open()
+            {
+                let state = row.order.state;
+                offenders.push(format!("order {id} of {user:?} is {state} but holds its unit"));
+            }
+        }
+    }
+    for offender in offenders {
+        reading.find("I6", offender);
+    }
+}

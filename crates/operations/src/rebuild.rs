@@ -1,0 +1,172 @@
+//! Loading a partition's memory from the database: when a Redis is new, empty, or not to be trusted.
+//!
+//! Fence; wait until what is on the stream is applied; for every sale of the partition raise the
+//! epoch and load what the database knows; open. Load and open carry the fence's token, so that a
+//! rebuilder that woke up late is refused.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
+
+use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, Sale, SaleId, SaleState, UserId};
+use flashsale_storage_redis::{Record, RecordItem, decode};
+use flashsale_storage_sql::NewEpoch;
+use serde::Serialize;
+use tokio::time::sleep;
+
+use crate::{OperationError, Operations, Refused};
+
+/// How far two Redis servers' clocks may lie apart: ids given after a rebuild are later than any
+/// that a server before it, with its clock ahead, can have given.
+const CLOCK_SKEW_MAX_MS: u64 = 2_000;
+
+/// How long to wait for workers to apply what is on the stream.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a rebuild did.
+#[derive(Debug, Serialize)]
+pub struct Rebuilt {
+    /// The partition's number.
+    pub partition: u16,
+    /// Its sales, as they were loaded.
+    pub sales: Vec<RebuiltSale>,
+}
+
+/// A sale as a rebuild loaded it.
+#[derive(Debug, Serialize)]
+pub struct RebuiltSale {
+    /// The sale.
+    pub sale_id: SaleId,
+    /// Its new epoch.
+    pub epoch: i64,
+    /// Units for sale.
+    pub stock: i64,
+    /// Units held by open orders and dead letters.
+    pub held: i64,
+}
+
+impl Operations {
+    /// Rebuilds the partition that `sale` lives in.
+    ///
+    /// # Errors
+    /// See [`Operations::rebuild_partition`]; also when the sale lives in none.
+    pub async fn rebuild_sale(&self, sale: SaleId) -> Result<Rebuilt, OperationError> {
+        let partition = self.get_sale(sale).await?.partition;
+        self.rebuild_partition(partition.ok_or(Refused::NoPartition(sale))?).await
+    }
+
+    /// Loads a partition's memory from the database. Nobody is admitted there meanwhile.
+    ///
+    /// # Errors
+    /// When entries stay unapplied, when the fence is lost to somebody else, or a store fails. The
+    /// gate stays closed then.
+    pub async fn rebuild_partition(&self, partition: Partition) -> Result<Rebuilt, OperationError> {
+        let fence = self.redis.fence(partition).await?;
+        self.wait_until_applied(partition).await?;
+
+        // Listed after the fence: a sale published meanwhile is in the list or finds the gate closed.
+        let sales = self.database.list_sales_of(partition).await?;
+        let dead = self.list_dead_orders(partition).await?;
+        let mut rebuilt = Rebuilt { partition: partition.number(), sales: Vec::new() };
+        for sale in sales.iter().filter(|sale| sale.state != SaleState::Draft) {
+            let Some(epoch) = self.database.begin_epoch(sale.id).await? else { continue };
+            let loaded = plan_load(&epoch, &dead);
+            let (stock, held) = (loaded.stock, loaded.held);
+            if !self.redis.load_sale(&fence, &loaded.sale, stock, held, &loaded.records).await? {
+                return Err(Refused::FenceLost(partition).into());
+            }
+            rebuilt.sales.push(RebuiltSale {
+                sale_id: sale.id,
+                epoch: loaded.sale.epoch,
+                stock,
+                held,
+            });
+        }
+
+        let server_ms = u64::try_from(fence.now_ms).unwrap_or(0) + CLOCK_SKEW_MAX_MS;
+        let in_rows = self.database.last_order_id(partition).await?;
+        let last_id = [Some(EntryId { ms: server_ms, seq: 0 }), Some(fence.last_id)]
+            .into_iter()
+            .chain([in_rows.map(OrderId::entry)])
+            .chain(dead.iter().map(|order| Some(order.id.entry())))
+            .flatten()
+            .max()
+            .expect("the server's time is always there");
+        if !self.redis.open_gate(fence, last_id).await? {
+            return Err(Refused::FenceLost(partition).into());
+        }
+        Ok(rebuilt)
+    }
+
+    async fn wait_until_applied(&self, partition: Partition) -> Result<(), OperationError> {
+        let started = Instant::now();
+        loop {
+            let waiting = match self.redis.backlog(partition).await? {
+                None => 0,
+                // Unknown is not none: count it as one until Redis knows.
+                Some(backlog) => backlog.total().unwrap_or(1),
+            };
+            if waiting == 0 {
+                return Ok(());
+            }
+            if started.elapsed() > DRAIN_TIMEOUT {
+                return Err(Refused::EntriesWaiting { partition, waiting }.into());
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// The dead letters that are readable orders and have no row: each still holds its unit.
+    async fn list_dead_orders(
+        &self,
+        partition: Partition,
+    ) -> Result<Vec<NewOrder>, OperationError> {
+        let letters = self.redis.list_dead_letters(partition).await?;
+        let orders: Vec<NewOrder> =
+            letters.iter().filter_map(|letter| decode(partition, &letter.entry).ok()).collect();
+        let ids: Vec<OrderId> = orders.iter().map(|order| order.id).collect();
+        let rows = self.database.find_orders(&ids).await?;
+        let rows: HashSet<OrderId> = rows.iter().map(|row| row.order.id).collect();
+        Ok(orders.into_iter().filter(|order| !rows.contains(&order.id)).collect())
+    }
+}
+
+struct Load {
+    sale: Sale,
+    stock: i64,
+    held: i64,
+    records: Vec<(UserId, Record)>,
+}
+
+fn plan_load(epoch: &NewEpoch, dead: &[NewOrder]) -> Load {
+    let mut records: BTreeMap<UserId, Record> = BTreeMap::new();
+    let mut held = 0;
+    for order in &epoch.orders {
+        held += i64::from(order.open);
+        records.entry(order.user_id.clone()).or_default().items.push(RecordItem {
+            entry: order.id.entry(),
+            slot: order.slot,
+            generation: order.generation,
+            open: order.open,
+            digest: order.digest.clone(),
+        });
+    }
+    let mut stock = epoch.sale.stock_left;
+    for order in dead.iter().filter(|order| order.sale_id == epoch.sale.id) {
+        let record = records.entry(order.user_id.clone()).or_default();
+        let slot_is_free = record.items.iter().all(|item| !item.open || item.slot != order.slot);
+        if stock < 1 || !slot_is_free {
+            continue;
+        }
+        stock -= 1;
+        held += 1;
+        record.items.push(RecordItem {
+            entry: order.id.entry(),
+            slot: order.slot,
+            generation: 1,
+            open: true,
+            digest: order.digest.clone(),
+        });
+        record.items.sort_by_key(|item| item.entry);
+    }
+    Load { sale: epoch.sale.clone(), stock, held, records: records.into_iter().collect() }
+}
