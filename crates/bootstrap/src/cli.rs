@@ -35,6 +35,12 @@ pub fn handle_standard_flags(program: &str, about: &str) -> Option<ExitCode> {
     }
 }
 
+/// Says in one line why a program ended in failure, and gives its exit code.
+pub fn failed(program: &str, error: &anyhow::Error) -> ExitCode {
+    let _reader_gone = writeln!(std::io::stderr(), "{program}: {error:#}");
+    ExitCode::FAILURE
+}
+
 fn outcome(program: &str, about: &str, arguments: &[String]) -> Outcome {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {

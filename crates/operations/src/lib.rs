@@ -5,6 +5,7 @@
 //! unsold for a moment, and never sells one too many.
 
 mod audit;
+pub mod connect;
 mod ledger;
 mod rebuild;
 mod sales;

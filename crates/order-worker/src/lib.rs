@@ -1,1 +1,20 @@
-//! Placeholder.
+//! The order-worker: stream in, rows out.
+//!
+//! ```text
+//! reader ──┐
+//!          ├─ one batch at a time ─► process: one transaction ─► one XACK
+//! reclaim ─┘
+//! ```
+//!
+//! One such pipeline a partition, side by side. Only `process` acknowledges, and only what is
+//! committed, or stored as a dead letter.
+
+mod app;
+mod backoff;
+mod housekeeping;
+mod process;
+mod reader;
+mod reclaim;
+
+pub use app::OrderWorker;
+pub use process::{Processed, Processor};

@@ -1,2 +1,25 @@
-//! Placeholder.
-fn main() {}
+//! The order-worker: turns the orders stream into rows of the database.
+
+use std::process::ExitCode;
+
+use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry};
+use flashsale_order_worker::OrderWorker;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let about = "Writes admitted orders from the Redis stream to the database.";
+    if let Some(code) = cli::handle_standard_flags("order-worker", about) {
+        return code;
+    }
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => cli::failed("order-worker", &error),
+    }
+}
+
+async fn run() -> anyhow::Result<()> {
+    let settings = Settings::load()?;
+    let metrics = telemetry::init(&settings.log)?;
+    let shutdown = Shutdown::on_signals()?;
+    OrderWorker::build(&settings, metrics).await?.run(shutdown).await
+}

@@ -13,7 +13,7 @@ use flashsale_domain::{
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue as _, RedisError, Value};
 
-use crate::scripts::{OLDEST_UNAPPLIED, TRIM_ACKED};
+use crate::scripts::{LEAVE_GROUP, OLDEST_UNAPPLIED, TRIM_ACKED};
 use crate::{Redis, RedisFault};
 
 /// The consumer group of all order-workers.
@@ -324,6 +324,24 @@ impl Redis {
         let next = parse(&next)?;
         let next = (next != EntryId { ms: 0, seq: 0 }).then_some(next);
         Ok(ClaimedPage { entries, deleted, next })
+    }
+
+    /// Takes a consumer out of the group, if it holds nothing; true when it is gone.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked, or there is no group.
+    pub async fn leave_group(
+        &self,
+        partition: Partition,
+        consumer: &str,
+    ) -> Result<bool, RedisFault> {
+        let removed: i64 = LEAVE_GROUP
+            .key(self.keys.orders(partition))
+            .arg(GROUP)
+            .arg(consumer)
+            .invoke_async(&mut self.connection().await?)
+            .await?;
+        Ok(removed == 1)
     }
 
     /// One entry, if it is still on the stream.

@@ -32,6 +32,7 @@ script!(READ_SALE = "lib/gate.lua", "read_sale.lua");
 script!(DEAD_LETTER = "dead_letter.lua");
 script!(TRIM_ACKED = "lib/order_id.lua", "trim_acked.lua");
 script!(OLDEST_UNAPPLIED = "lib/gate.lua", "lib/order_id.lua", "oldest_unapplied.lua");
+script!(LEAVE_GROUP = "leave_group.lua");
 script!(NEXT_DIRECT_ID = "lib/gate.lua", "lib/order_id.lua", "next_direct_id.lua");
 script!(UNLOCK = "unlock.lua");
 script!(EXTEND_LOCK = "extend_lock.lua");

@@ -1,0 +1,50 @@
+//! From settings to stores: the one place where the programs' settings become connections.
+
+use anyhow::{Context as _, ensure};
+use flashsale_bootstrap::Settings;
+use flashsale_storage_redis::{Redis, RedisConfig};
+use flashsale_storage_sql::{Database, DatabaseConfig};
+use secrecy::ExposeSecret as _;
+
+/// Access to Redis; connects only when something is asked.
+///
+/// # Errors
+/// When `redis.url` is not a URL of Redis.
+pub fn redis(settings: &Settings) -> anyhow::Result<Redis> {
+    let redis = &settings.redis;
+    Redis::new(RedisConfig {
+        url: redis.url.expose_secret().to_owned(),
+        prefix: redis.prefix.clone(),
+        partitions: redis.partitions,
+        response_timeout: redis.response_timeout,
+        connect_timeout: redis.connect_timeout,
+        pool_max: redis.pool_max,
+    })
+    .context("redis.url cannot be used")
+}
+
+/// A connected database, whatever the state of its schema.
+///
+/// # Errors
+/// When it cannot be reached.
+pub async fn database(settings: &Settings) -> anyhow::Result<Database> {
+    let database = &settings.database;
+    let config = DatabaseConfig {
+        url: database.url.expose_secret().to_owned(),
+        max_connections: database.max_connections,
+        connect_timeout: database.connect_timeout,
+        statement_timeout: database.statement_timeout,
+    };
+    Database::connect(&config).await.context("the database of database.url cannot be reached")
+}
+
+/// A connected database with the schema that this version needs.
+///
+/// # Errors
+/// When it cannot be reached, or `salectl migrate` has not been run.
+pub async fn migrated_database(settings: &Settings) -> anyhow::Result<Database> {
+    let database = database(settings).await?;
+    let pending = database.pending_migrations().await.context("the schema cannot be read")?;
+    ensure!(pending == 0, "{pending} migrations are to be applied: run `salectl migrate`");
+    Ok(database)
+}

@@ -1,0 +1,166 @@
+//! The program: what it builds, how it runs, how it leaves.
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use flashsale_bootstrap::settings::{Settings, WorkerSettings};
+use flashsale_bootstrap::telemetry::PrometheusHandle;
+use flashsale_bootstrap::{AdminServer, Readiness, Shutdown};
+use flashsale_domain::Partition;
+use flashsale_operations::connect;
+use flashsale_storage_redis::Redis;
+use flashsale_storage_sql::Database;
+use rand::RngExt as _;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::housekeeping::{CHECK_DATABASE, CHECK_READER, CHECK_REDIS, Housekeeping};
+use crate::process::Processor;
+use crate::reader::{LastPoll, Reader};
+use crate::reclaim::Reclaimer;
+
+/// An order-worker, ready to run.
+pub struct OrderWorker {
+    redis: Redis,
+    database: Database,
+    settings: WorkerSettings,
+    consumer: String,
+    readiness: Readiness,
+    admin: AdminServer,
+}
+
+impl OrderWorker {
+    /// Connects to the database, prepares Redis and binds the admin port.
+    ///
+    /// # Errors
+    /// When the database cannot be reached or is not migrated, or the port cannot be bound. A Redis
+    /// that is away is waited for later.
+    pub async fn build(settings: &Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        let redis = connect::redis(settings)?;
+        let database = connect::migrated_database(settings).await?;
+        let readiness = Readiness::new();
+        for check in [CHECK_DATABASE, CHECK_REDIS, CHECK_READER] {
+            readiness.register(check);
+        }
+        let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, |_| ())?;
+        let settings = settings.worker.clone();
+        Ok(Self { redis, database, settings, consumer: consumer_name(), readiness, admin })
+    }
+
+    /// Where the admin port listens.
+    pub fn admin_addr(&self) -> SocketAddr {
+        self.admin.local_addr()
+    }
+
+    /// Works until the shutdown is requested; then finishes what is in hand and leaves the group.
+    ///
+    /// # Errors
+    /// When the admin listener fails, or work is still in hand at the drain deadline: it stays
+    /// pending, and another worker takes it over.
+    pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
+        let after_drain = Shutdown::new();
+        let admin = tokio::spawn(self.admin.run(after_drain.clone()));
+        let give_up = CancellationToken::new();
+        let mut pipelines = JoinSet::new();
+        let mut readers = Vec::new();
+        for partition in self.redis.partitions() {
+            let last_poll = LastPoll::new();
+            readers.push((partition, last_poll.clone()));
+            let pipeline = Pipeline {
+                redis: self.redis.clone(),
+                database: self.database.clone(),
+                partition,
+                consumer: self.consumer.clone(),
+                settings: self.settings.clone(),
+            };
+            pipelines.spawn(pipeline.run(last_poll, shutdown.clone(), give_up.clone()));
+        }
+        let housekeeping = Housekeeping {
+            redis: self.redis.clone(),
+            database: self.database.clone(),
+            readers,
+            settings: self.settings.clone(),
+            readiness: self.readiness,
+        };
+        let housekeeping = tokio::spawn(housekeeping.run(after_drain.clone()));
+        info!(consumer = %self.consumer, partitions = pipelines.len(), "order-worker is running");
+
+        shutdown.requested().await;
+        info!("stopping: finishing what is in hand");
+        let drained = tokio::time::timeout(self.settings.drain_deadline, async {
+            while pipelines.join_next().await.is_some() {}
+        })
+        .await
+        .is_ok();
+        give_up.cancel();
+        while pipelines.join_next().await.is_some() {}
+
+        for partition in self.redis.partitions() {
+            if let Err(fault) = self.redis.leave_group(partition, &self.consumer).await {
+                warn!(%partition, error = %fault, "the group could not be left");
+            }
+        }
+        after_drain.request();
+        housekeeping.await.context("housekeeping ended badly")?;
+        admin.await.context("the admin listener ended badly")??;
+        self.database.close().await?;
+        anyhow::ensure!(drained, "work was still in hand at the drain deadline; it stays pending");
+        info!("stopped");
+        Ok(())
+    }
+}
+
+/// One partition's way from stream to rows.
+struct Pipeline {
+    redis: Redis,
+    database: Database,
+    partition: Partition,
+    consumer: String,
+    settings: WorkerSettings,
+}
+
+impl Pipeline {
+    /// Ends when reader and reclaimer have ended and the last batch is processed.
+    async fn run(self, last_poll: LastPoll, shutdown: Shutdown, give_up: CancellationToken) {
+        // Room for one: while a batch is being written, at most one more is in hand.
+        let (batches, mut received) = mpsc::channel(1);
+        let reader = Reader {
+            redis: self.redis.clone(),
+            partition: self.partition,
+            consumer: self.consumer.clone(),
+            settings: self.settings.clone(),
+            batches: batches.clone(),
+            last_poll,
+        };
+        let reclaimer = Reclaimer {
+            redis: self.redis.clone(),
+            partition: self.partition,
+            consumer: self.consumer.clone(),
+            settings: self.settings.clone(),
+            batches,
+        };
+        let processor = Processor::new(
+            self.redis,
+            self.database,
+            self.partition,
+            self.consumer,
+            &self.settings,
+            give_up,
+        );
+        let process = async {
+            while let Some(entries) = received.recv().await {
+                processor.process(entries).await;
+            }
+        };
+        tokio::join!(reader.run(shutdown.clone()), reclaimer.run(shutdown), process);
+    }
+}
+
+/// Unique for each process, and telling where it ran: `host-pid-random`.
+fn consumer_name() -> String {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy().into_owned();
+    format!("{host}-{}-{:08x}", std::process::id(), rand::rng().random::<u32>())
+}
