@@ -61,6 +61,7 @@ local last_ms, last_seq = whole(last[1]), whole(last[2])
 -- The stream itself knows its last id best, but asking costs Redis more than the whole request; so
 -- the gate remembers it, and the stream is asked only where the two turn out to differ.
 local function read_last_id()
+  if redis.call('EXISTS', KEYS[4]) == 0 then return end
   local info = redis.call('XINFO', 'STREAM', KEYS[4])
   for i = 1, #info, 2 do
     if info[i] == 'last-generated-id' then
@@ -70,6 +71,7 @@ local function read_last_id()
 end
 
 local function append(user, slot, digest, traceparent)
+  if not last_ms or not last_seq then return nil, 'no stream' end
   local ms, seq = next_order_id(now_ms, last_ms, last_seq)
   if not ms then return nil, 'clock' end
   local fields = order_entry(ARGV[1], user, slot, sale[7], digest, traceparent)

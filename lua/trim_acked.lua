@@ -15,7 +15,11 @@ for _, group in ipairs(groups) do
   local ms, seq = split_id(field['last-delivered-id'])
   seq = seq + 1
   if field['pending'] > 0 then
-    ms, seq = split_id(redis.call('XPENDING', KEYS[1], field['name'])[2])
+    local pending_ms, pending_seq = split_id(redis.call('XPENDING', KEYS[1], field['name'])[2])
+    -- A group that was set back (XGROUP SETID) has undelivered entries below its pending ones.
+    if pending_ms < ms or (pending_ms == ms and pending_seq < seq) then
+      ms, seq = pending_ms, pending_seq
+    end
   end
   if not min_ms or ms < min_ms or (ms == min_ms and seq < min_seq) then
     min_ms, min_seq = ms, seq

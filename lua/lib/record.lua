@@ -8,7 +8,8 @@ local function parse_record(text)
   if not text then return {} end
   if string.sub(text, 1, 2) ~= '1|' then return nil end
   local orders = {}
-  for item in string.gmatch(string.sub(text, 3), '[^;]+') do
+  -- Every item ends with ';' here, so that an empty one is seen, and refused, as well.
+  for item in string.gmatch(string.sub(text, 3) .. ';', '([^;]*);') do
     local id, slot, generation, flag, digest =
       string.match(item, '^(%d+%-%d+):(%d+):(%d+):([oc]):([%w_-]*)$')
     if not id then return nil end

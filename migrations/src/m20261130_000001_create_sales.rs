@@ -31,6 +31,11 @@ enum Sales {
 
 #[async_trait::async_trait]
 impl MigrationTrait for Migration {
+    /// Wholly or not at all, on SQLite too: half of it could not be applied again.
+    fn use_transaction(&self) -> Option<bool> {
+        Some(true)
+    }
+
     async fn up(&self, manager: &SchemaManager) -> Result<(), DbErr> {
         let col = |column| Expr::col(column);
         let table = Table::create()

@@ -25,6 +25,11 @@ enum Orders {
 
 #[async_trait::async_trait]
 impl MigrationTrait for Migration {
+    /// Wholly or not at all, on SQLite too: half of it could not be applied again.
+    fn use_transaction(&self) -> Option<bool> {
+        Some(true)
+    }
+
     async fn up(&self, manager: &SchemaManager) -> Result<(), DbErr> {
         let col = |column| Expr::col(column);
         // There is no foreign key to sales: checking it row by row costs more than the insert, and

@@ -1,1 +1,17 @@
-//! Placeholder.
+//! The gateway: HTTP in, an admission decision out.
+//!
+//! An order's way: `routes/orders` → `admission_queue` → `lua/admit.lua`. On that way no database is
+//! read: the sale comes from the `catalogue`, the buyer from the token.
+
+mod admission_queue;
+mod app;
+mod auth;
+mod catalogue;
+mod direct;
+mod openapi;
+mod problem;
+mod receipts;
+mod routes;
+
+pub use app::Gateway;
+pub use openapi::api_document;

@@ -1,2 +1,25 @@
-//! Placeholder.
-fn main() {}
+//! The gateway: takes buyers' orders over HTTP.
+
+use std::process::ExitCode;
+
+use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry};
+use flashsale_gateway::Gateway;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let about = "Takes buyers' orders over HTTP and admits them in Redis.";
+    if let Some(code) = cli::handle_standard_flags("gateway", about) {
+        return code;
+    }
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => cli::failed("gateway", &error),
+    }
+}
+
+async fn run() -> anyhow::Result<()> {
+    let settings = Settings::load()?;
+    let metrics = telemetry::init(&settings.log)?;
+    let shutdown = Shutdown::on_signals()?;
+    Gateway::build(&settings, metrics).await?.run(shutdown).await
+}

@@ -112,6 +112,16 @@ impl Redis {
         Ok(())
     }
 
+    /// Redis's clock: milliseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn time_ms(&self) -> Result<i64, RedisFault> {
+        let mut connection = self.connection().await?;
+        let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(&mut connection).await?;
+        Ok(seconds * 1000 + micros / 1000)
+    }
+
     pub(crate) async fn connection(&self) -> Result<deadpool_redis::Connection, RedisFault> {
         Ok(self.pool.get().await?)
     }

@@ -32,10 +32,11 @@ impl RedisFault {
     pub fn is_outcome_unknown(&self) -> bool {
         match self {
             Self::Command(error) => {
-                error.is_io_error()
-                    || error.is_timeout()
-                    || error.is_connection_dropped()
-                    || matches!(error.kind(), ErrorKind::Io)
+                // A connection that was refused has carried nothing.
+                !error.is_connection_refusal()
+                    && (error.is_timeout()
+                        || error.is_connection_dropped()
+                        || error.kind() == ErrorKind::Io)
             }
             Self::Reply { .. } => true,
             Self::Pool(_) => false,

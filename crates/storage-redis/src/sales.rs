@@ -274,7 +274,8 @@ impl Redis {
             for (field, value) in fields {
                 call.arg(field).arg(value);
             }
-            for (user, record) in records {
+            // A record without an order is no record: the scripts refuse to read it.
+            for (user, record) in records.filter(|(_, record)| !record.items.is_empty()) {
                 call.arg(user.as_str()).arg(record.to_string());
             }
             let loaded: i64 = call.invoke_async(&mut connection).await?;

@@ -184,9 +184,12 @@ impl Database {
             take_units(transaction, sale, epoch, units).await?;
         }
 
-        // An id that came twice in the batch shares its first one's fate.
+        // An id that came twice in the batch shares its first one's fate, if it is the same order.
         let outcome_of = |(i, order): (usize, &NewOrder)| {
             let first = first_of_id[&order.id];
+            if !same_order(&orders[first], order) {
+                return Commit::Refused(CommitRefusal::ContentConflict(order.id));
+            }
             match outcomes[first].clone().expect("the first of an id has an outcome") {
                 Commit::Inserted if first != i => Commit::Redelivered,
                 outcome => outcome,
@@ -226,6 +229,9 @@ impl Database {
                 payment_window_ms: row.try_get::<i64>("", "payment_window_s")? * 1000,
             };
             sales.extend(SaleId::from_i64(id).map(|id| (id, guard)));
+        }
+        if sales.is_empty() {
+            now = self.read_now(transaction).await?;
         }
         Ok((sales, now))
     }
@@ -343,6 +349,11 @@ pub(crate) fn open_states() -> impl Iterator<Item = &'static str> {
         .into_iter()
         .filter(|state| state.is_open() && *state != OrderState::Queued)
         .map(OrderState::as_str)
+}
+
+/// As [`same_content`], of two orders with one id.
+fn same_order(a: &NewOrder, b: &NewOrder) -> bool {
+    a.sale_id == b.sale_id && a.user_id == b.user_id && a.slot == b.slot && a.digest == b.digest
 }
 
 fn same_content(row: &order::Model, order: &NewOrder) -> bool {

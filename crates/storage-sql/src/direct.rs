@@ -203,7 +203,10 @@ impl Database {
         })
     }
 
-    async fn read_now(&self, transaction: &DatabaseTransaction) -> Result<i64, SqlFault> {
+    pub(crate) async fn read_now(
+        &self,
+        transaction: &DatabaseTransaction,
+    ) -> Result<i64, SqlFault> {
         let statement = Query::select().expr_as(now_ms(self.backend()), "now_ms").to_owned();
         let row = transaction.query_one(&statement).await?;
         let row = row.ok_or_else(|| SqlFault::row("clock", 0, "now_ms"))?;

@@ -55,13 +55,15 @@ impl Database {
             transaction.rollback().await?;
             return Ok(None);
         };
-        // An order lost with Redis's memory leaves its key free again.
-        let lost = order::Column::State
-            .eq(OrderState::Rejected.as_str())
-            .and(order::Column::Reason.eq(RejectReason::MemoryLost.as_str()));
+        // An order lost with Redis's memory leaves its key free again. Without `is_null`, a rejected
+        // row that has no reason would be neither lost nor kept.
+        let kept = order::Column::State
+            .ne(OrderState::Rejected.as_str())
+            .or(order::Column::Reason.is_null())
+            .or(order::Column::Reason.ne(RejectReason::MemoryLost.as_str()));
         let rows = order::Entity::find()
             .filter(order::Column::SaleId.eq(id.as_i64()))
-            .filter(lost.not())
+            .filter(kept)
             .order_by_asc(order::Column::Id)
             .all(&transaction)
             .await?;

@@ -16,7 +16,12 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("flashsale-storage-sql", &["flashsale-domain", "flashsale-migrations"]),
     (
         "flashsale-operations",
-        &["flashsale-domain", "flashsale-storage-redis", "flashsale-storage-sql"],
+        &[
+            "flashsale-bootstrap",
+            "flashsale-domain",
+            "flashsale-storage-redis",
+            "flashsale-storage-sql",
+        ],
     ),
     // The programs never import each other: gateway and worker meet in the order stream.
     ("flashsale-gateway", PROGRAM),

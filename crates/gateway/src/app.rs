@@ -1,0 +1,160 @@
+//! The program: what it builds, how it runs, how it leaves.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::http::KeepAlive;
+use actix_web::middleware::from_fn;
+use actix_web::{App, HttpServer, web};
+use anyhow::Context as _;
+use flashsale_bootstrap::telemetry::PrometheusHandle;
+use flashsale_bootstrap::{AdminServer, Readiness, Settings, Shutdown};
+use flashsale_operations::connect;
+use flashsale_storage_redis::Redis;
+use flashsale_storage_sql::Database;
+use tracing::info;
+
+use crate::admission_queue::AdmissionQueue;
+use crate::auth::TokenVerifier;
+use crate::catalogue::{CHECK_CATALOGUE, CHECK_REDIS, Catalogue, CatalogueFollower};
+use crate::direct::DirectOrders;
+use crate::problem;
+use crate::receipts::Receipts;
+use crate::routes;
+
+const CHECK_SERVING: &str = "serving";
+
+/// What a request may weigh.
+pub(crate) struct Limits {
+    /// The largest body, in bytes.
+    pub(crate) body_bytes: usize,
+}
+
+/// A gateway, bound and ready to run.
+pub struct Gateway {
+    settings: Settings,
+    redis: Redis,
+    database: Database,
+    verifier: TokenVerifier,
+    listener: TcpListener,
+    readiness: Readiness,
+    admin: AdminServer,
+}
+
+impl Gateway {
+    /// Connects to the database, prepares Redis and binds both ports.
+    ///
+    /// # Errors
+    /// When no token key is set, the database cannot be reached or is not migrated, or a port cannot
+    /// be bound. A Redis that is away is waited for later.
+    pub async fn build(settings: &Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        let verifier = TokenVerifier::new(&settings.auth)?;
+        let redis = connect::redis(settings)?;
+        let database = connect::migrated_database(settings).await?;
+        let readiness = Readiness::new();
+        for check in [CHECK_CATALOGUE, CHECK_REDIS] {
+            readiness.register(check);
+        }
+        let listener = TcpListener::bind(settings.http.listen)
+            .with_context(|| format!("http.listen {} cannot be bound", settings.http.listen))?;
+        let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, |_| ())?;
+        let settings = settings.clone();
+        Ok(Self { settings, redis, database, verifier, listener, readiness, admin })
+    }
+
+    /// Where buyers are listened to.
+    ///
+    /// # Errors
+    /// When the operating system does not say.
+    pub fn http_addr(&self) -> anyhow::Result<SocketAddr> {
+        Ok(self.listener.local_addr()?)
+    }
+
+    /// Where the admin port listens.
+    pub fn admin_addr(&self) -> SocketAddr {
+        self.admin.local_addr()
+    }
+
+    /// Serves until the shutdown is requested; then answers what is in flight.
+    ///
+    /// # Errors
+    /// When a listener fails.
+    pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
+        let after_drain = Shutdown::new();
+        let admin = tokio::spawn(self.admin.run(after_drain.clone()));
+        let catalogue = Arc::new(Catalogue::default());
+        let follower = CatalogueFollower {
+            catalogue: Arc::clone(&catalogue),
+            database: self.database.clone(),
+            redis: self.redis.clone(),
+            readiness: self.readiness.clone(),
+            refresh: self.settings.catalogue.refresh,
+        };
+        let follower = tokio::spawn(follower.run(after_drain.clone()));
+
+        let http_addr = self.listener.local_addr()?;
+        let http = self.settings.http.clone();
+        let admission = self.settings.admission.clone();
+        let redis = self.redis.clone();
+        // Connects lazily: every worker thread takes its own from here.
+        redis.admission_connection().context("redis.url cannot be used for admission")?;
+        let catalogue = web::Data::from(catalogue);
+        let verifier = web::Data::new(self.verifier);
+        let receipts =
+            web::Data::new(Receipts { redis: self.redis.clone(), database: self.database.clone() });
+        let direct = web::Data::new(DirectOrders {
+            redis: self.redis.clone(),
+            database: self.database.clone(),
+            settings: self.settings.direct.clone(),
+        });
+        let limits = web::Data::new(Limits { body_bytes: http.body_limit_bytes });
+        let draining = web::Data::new(shutdown.clone());
+        let server = HttpServer::new(move || {
+            // Once a worker thread: a queue and a connection of its own.
+            let connection = redis
+                .admission_connection()
+                .expect("the same settings have given a connection before");
+            App::new()
+                .app_data(web::ThinData(AdmissionQueue::new(connection, &admission)))
+                .app_data(catalogue.clone())
+                .app_data(verifier.clone())
+                .app_data(receipts.clone())
+                .app_data(direct.clone())
+                .app_data(limits.clone())
+                .app_data(draining.clone())
+                .wrap(from_fn(problem::localize))
+                .configure(routes::configure)
+        })
+        .workers(if http.workers == 0 { cores() } else { http.workers })
+        .keep_alive(keep_alive(http.keep_alive))
+        .client_request_timeout(http.client_request_timeout)
+        .shutdown_timeout(http.drain_deadline.as_secs())
+        .disable_signals()
+        .listen(self.listener)?
+        .run();
+        let handle = server.handle();
+        let server = tokio::spawn(server);
+        info!(http = %http_addr, "gateway is running");
+
+        shutdown.requested().await;
+        info!("stopping: answering what is in flight");
+        self.readiness.set_failed(CHECK_SERVING, "draining");
+        handle.stop(true).await;
+        server.await.context("the server ended badly")??;
+        after_drain.request();
+        follower.await.context("the catalogue ended badly")?;
+        admin.await.context("the admin listener ended badly")??;
+        self.database.close().await?;
+        info!("stopped");
+        Ok(())
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn keep_alive(duration: Duration) -> KeepAlive {
+    if duration.is_zero() { KeepAlive::Disabled } else { KeepAlive::Timeout(duration) }
+}

@@ -1,0 +1,44 @@
+//! The API's document, OpenAPI 3.1, made from the handlers and their types.
+
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{Modify, OpenApi};
+
+use crate::routes::{orders, sales};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Flashsale: buyers' API",
+        description = "A limited stock, a crowd, a few seconds. Place an order, follow it, list \
+                       your own. Ids are strings, times are RFC 3339 in UTC, money is minor units \
+                       and an ISO 4217 currency. Problems are RFC 9457; their titles follow \
+                       Accept-Language (en, zh-CN).",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    paths(sales::list, sales::show, orders::place, orders::show, orders::list),
+    modifiers(&Bearer),
+    tags(
+        (name = "sales", description = "What is for sale, and when"),
+        (name = "orders", description = "Placing and following orders"),
+    ),
+)]
+struct Api;
+
+struct Bearer;
+
+impl Modify for Bearer {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .bearer_format("JWT")
+            .description(Some("A token whose `sub` is the buyer; `exp` is required"))
+            .build();
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("bearer", SecurityScheme::Http(scheme));
+    }
+}
+
+/// The document of the buyers' API.
+pub fn api_document() -> utoipa::openapi::OpenApi {
+    Api::openapi()
+}

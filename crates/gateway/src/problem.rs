@@ -1,0 +1,337 @@
+//! Everything that a buyer can be told besides yes: the only file that chooses a status.
+//!
+//! RFC 9457: `application/problem+json` with `type` `/problems/<slug>`; the title follows
+//! Accept-Language, the detail is for the engineer who reads it.
+
+use std::fmt;
+
+use actix_web::body::{BoxBody, MessageBody};
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{
+    self, ACCEPT_LANGUAGE, ALLOW, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
+};
+use actix_web::middleware::Next;
+use actix_web::{HttpRequest, HttpResponse, ResponseError};
+use chrono::{DateTime, Utc};
+use flashsale_domain::OrderId;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::routes::rfc3339;
+
+/// What a buyer is told besides yes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Problem {
+    /// No unit is left.
+    SoldOut,
+    /// The buyer already holds this order.
+    AlreadyOrdered(OrderId),
+    /// The window has not opened yet.
+    NotStarted {
+        /// When it opens.
+        opens_at: DateTime<Utc>,
+        /// How long that is from now, in seconds.
+        retry_after_s: u64,
+    },
+    /// The window is over.
+    Ended,
+    /// The operator paused the sale.
+    Paused,
+    /// The request is not understood; what is allowed.
+    InvalidRequest(String),
+    /// No token, or one that is not valid.
+    Unauthorized(&'static str),
+    /// No such sale for buyers.
+    SaleNotFound,
+    /// No such order for this buyer.
+    OrderNotFound,
+    /// No such path.
+    NotFound,
+    /// The path exists, with other methods.
+    MethodNotAllowed(&'static str),
+    /// The body is larger than this many bytes.
+    TooLarge(usize),
+    /// A body that is not JSON.
+    UnsupportedMediaType,
+    /// Too much to do; nothing was done.
+    Overloaded,
+    /// The sale cannot be decided now; nothing was done.
+    SaleUnavailable,
+    /// It may have been done or not.
+    OutcomeUnknown,
+}
+
+/// The body of a problem, as RFC 9457 has it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ProblemBody {
+    /// `/problems/<slug>`: what to switch on.
+    #[serde(rename = "type")]
+    kind: String,
+    /// For a person, in the language asked for (en or zh-CN).
+    title: &'static str,
+    /// The HTTP status once more.
+    status: u16,
+    /// What exactly, in English.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+    /// On `already-ordered`: the order that the buyer holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    order_id: Option<OrderId>,
+    /// On `not-started`: when the sale opens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    opens_at: Option<String>,
+}
+
+/// How the title is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Language {
+    English,
+    Chinese,
+}
+
+impl Problem {
+    /// Status, slug, English and Chinese title.
+    const fn parts(&self) -> (StatusCode, &'static str, &'static str, &'static str) {
+        match self {
+            Self::SoldOut => (StatusCode::CONFLICT, "sold-out", "Sold out", "已售罄"),
+            Self::AlreadyOrdered(_) => (
+                StatusCode::CONFLICT,
+                "already-ordered",
+                "You already have an order in this sale",
+                "您在本场活动中已有订单",
+            ),
+            Self::NotStarted { .. } => (
+                StatusCode::CONFLICT,
+                "not-started",
+                "The sale has not started yet",
+                "活动尚未开始",
+            ),
+            Self::Ended => (StatusCode::CONFLICT, "ended", "The sale has ended", "活动已结束"),
+            Self::Paused => (StatusCode::CONFLICT, "paused", "The sale is paused", "活动已暂停"),
+            Self::InvalidRequest(_) => {
+                (StatusCode::BAD_REQUEST, "invalid-request", "The request is not valid", "请求无效")
+            }
+            Self::Unauthorized(_) => {
+                (StatusCode::UNAUTHORIZED, "unauthorized", "Please sign in", "请先登录")
+            }
+            Self::SaleNotFound => {
+                (StatusCode::NOT_FOUND, "sale-not-found", "There is no such sale", "活动不存在")
+            }
+            Self::OrderNotFound => {
+                (StatusCode::NOT_FOUND, "order-not-found", "There is no such order", "订单不存在")
+            }
+            Self::NotFound => {
+                (StatusCode::NOT_FOUND, "not-found", "There is nothing here", "页面不存在")
+            }
+            Self::MethodNotAllowed(_) => (
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method-not-allowed",
+                "This cannot be done here",
+                "不支持此操作",
+            ),
+            Self::TooLarge(_) => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "too-large",
+                "The request is too large",
+                "请求内容过大",
+            ),
+            Self::UnsupportedMediaType => (
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported-media-type",
+                "The body's format is not supported",
+                "不支持的内容格式",
+            ),
+            Self::Overloaded => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "overloaded",
+                "Too many people at once, please try again",
+                "当前人数过多，请稍后重试",
+            ),
+            Self::SaleUnavailable => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "sale-unavailable",
+                "The sale is not available right now, please try again",
+                "活动暂时不可用，请稍后重试",
+            ),
+            Self::OutcomeUnknown => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "outcome-unknown",
+                "We do not know yet whether your order was placed, please try again",
+                "暂时无法确认下单结果，请重试",
+            ),
+        }
+    }
+
+    /// The problem's name in its `type`.
+    pub(crate) const fn slug(&self) -> &'static str {
+        self.parts().1
+    }
+
+    fn detail(&self) -> Option<String> {
+        match self {
+            Self::InvalidRequest(detail) => Some(detail.clone()),
+            Self::Unauthorized(detail) => Some((*detail).to_owned()),
+            Self::MethodNotAllowed(allowed) => Some(format!("allowed: {allowed}")),
+            Self::TooLarge(limit) => Some(format!("a body has at most {limit} bytes")),
+            Self::UnsupportedMediaType => Some("send application/json, or no body".to_owned()),
+            Self::OutcomeUnknown => Some(
+                "send the same request with the same Idempotency-Key again: it is answered with \
+                 the order that was placed, or places it now"
+                    .to_owned(),
+            ),
+            Self::SoldOut
+            | Self::AlreadyOrdered(_)
+            | Self::NotStarted { .. }
+            | Self::Ended
+            | Self::Paused
+            | Self::SaleNotFound
+            | Self::OrderNotFound
+            | Self::NotFound
+            | Self::Overloaded
+            | Self::SaleUnavailable => None,
+        }
+    }
+
+    const fn retry_after_s(&self) -> Option<u64> {
+        match self {
+            Self::NotStarted { retry_after_s, .. } => Some(*retry_after_s),
+            Self::Overloaded | Self::SaleUnavailable | Self::OutcomeUnknown => Some(1),
+            _ => None,
+        }
+    }
+
+    fn respond(&self, language: Language) -> HttpResponse {
+        let (status, slug, english, chinese) = self.parts();
+        let (title, tag) = match language {
+            Language::English => (english, "en"),
+            Language::Chinese => (chinese, "zh-CN"),
+        };
+        let mut response = HttpResponse::build(status);
+        response
+            .insert_header((CONTENT_TYPE, "application/problem+json"))
+            .insert_header((CONTENT_LANGUAGE, tag))
+            .insert_header((header::CACHE_CONTROL, "no-store"));
+        if let Some(seconds) = self.retry_after_s() {
+            response.insert_header((RETRY_AFTER, seconds.to_string()));
+        }
+        match self {
+            Self::Unauthorized(_) => {
+                response.insert_header((WWW_AUTHENTICATE, "Bearer"));
+            }
+            Self::MethodNotAllowed(allowed) => {
+                response.insert_header((ALLOW, *allowed));
+            }
+            _ => {}
+        }
+        let body = ProblemBody {
+            kind: format!("/problems/{slug}"),
+            title,
+            status: status.as_u16(),
+            detail: self.detail(),
+            order_id: match self {
+                Self::AlreadyOrdered(id) => Some(*id),
+                _ => None,
+            },
+            opens_at: match self {
+                Self::NotStarted { opens_at, .. } => Some(rfc3339(*opens_at)),
+                _ => None,
+            },
+        };
+        response.body(serde_json::to_string(&body).expect("strings and numbers are always JSON"))
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.slug())
+    }
+}
+
+impl ResponseError for Problem {
+    fn status_code(&self) -> StatusCode {
+        self.parts().0
+    }
+
+    /// English: [`localize`] writes it anew where another language is asked for.
+    fn error_response(&self) -> HttpResponse {
+        self.respond(Language::English)
+    }
+}
+
+/// Middleware: a problem's title in the language that the request asks for.
+pub(crate) async fn localize(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    let response = next.call(request).await?.map_into_boxed_body();
+    let language = preferred_language(response.request());
+    let problem = response.response().error().and_then(|error| error.as_error::<Problem>());
+    match problem {
+        Some(problem) if language != Language::English => {
+            let localized = problem.respond(language);
+            Ok(response.into_response(localized))
+        }
+        _ => Ok(response),
+    }
+}
+
+/// zh-CN when Chinese in some form is wanted more than English in some form.
+fn preferred_language(request: &HttpRequest) -> Language {
+    let Some(wanted) = request.headers().get(ACCEPT_LANGUAGE).and_then(|v| v.to_str().ok()) else {
+        return Language::English;
+    };
+    let quality_of = |language: &str| {
+        let matching = wanted.split(',').filter_map(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let tag = parts.next()?;
+            let primary = tag.split('-').next()?;
+            let quality = parts
+                .find_map(|part| part.strip_prefix("q="))
+                .map_or(Some(1.0), |quality| quality.parse::<f32>().ok())?;
+            primary.eq_ignore_ascii_case(language).then_some(quality)
+        });
+        matching.fold(0.0, f32::max)
+    };
+    let (chinese, english) = (quality_of("zh"), quality_of("en"));
+    // Equal wishes: the one named first.
+    let zh_first = wanted.to_ascii_lowercase().find("zh") < wanted.to_ascii_lowercase().find("en");
+    if chinese > english || (chinese > 0.0 && chinese >= english && zh_first) {
+        Language::Chinese
+    } else {
+        Language::English
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::test::TestRequest;
+
+    use super::*;
+
+    #[test]
+    fn the_title_follows_accept_language() {
+        let cases = [
+            (None, Language::English),
+            (Some(""), Language::English),
+            (Some("zh-CN"), Language::Chinese),
+            (Some("zh"), Language::Chinese),
+            (Some("ZH-Hans-CN, en;q=0.5"), Language::Chinese),
+            (Some("en, zh;q=0.9"), Language::English),
+            (Some("en;q=0.3, zh-CN;q=0.8"), Language::Chinese),
+            (Some("zh,en"), Language::Chinese),
+            (Some("en,zh"), Language::English),
+            (Some("fr, de;q=0.5"), Language::English),
+            (Some("zh;q=0"), Language::English),
+            (Some("zh;q=nonsense"), Language::English),
+        ];
+        for (header, expected) in cases {
+            let mut request = TestRequest::default();
+            if let Some(header) = header {
+                request = request.insert_header((ACCEPT_LANGUAGE, header));
+            }
+            assert_eq!(preferred_language(&request.to_http_request()), expected, "{header:?}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What became of an order: looked for where it can be, in the order in which it moves.
+//!
+//! Database → stream → dead letters → database once more (it may have been committed and cleared
+//! from the stream between the first two looks). So a buyer with a receipt always gets a true state.
+
+use std::collections::HashSet;
+
+use flashsale_domain::{NewOrder, Order, OrderId, OrderState, Partition, SaleId, UserId};
+use flashsale_storage_redis::{Redis, RedisFault, decode};
+use flashsale_storage_sql::{Database, OrderFilter, SqlFault};
+
+/// Reads orders for their buyers.
+#[derive(Clone)]
+pub(crate) struct Receipts {
+    pub(crate) redis: Redis,
+    pub(crate) database: Database,
+}
+
+/// What became of an order.
+pub(crate) enum Receipt {
+    /// The order as it stands.
+    Order(Order),
+    /// Redis forgot it before it became a row, and with it whose it was and of which sale.
+    MemoryLost(OrderId),
+}
+
+/// A store that has to be asked cannot be.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReceiptFault {
+    #[error(transparent)]
+    Redis(#[from] RedisFault),
+    #[error(transparent)]
+    Sql(#[from] SqlFault),
+}
+
+impl Receipts {
+    /// The buyer's order; `None` when there is none, or it is somebody else's.
+    pub(crate) async fn find(
+        &self,
+        id: OrderId,
+        user: &UserId,
+    ) -> Result<Option<Receipt>, ReceiptFault> {
+        let owned = |order: Order| Some(order).filter(|o| o.user_id == *user).map(Receipt::Order);
+        if let Some(stored) = self.database.find_order(id).await? {
+            return Ok(owned(stored.order));
+        }
+        let (partition, entry) = (id.partition(), id.entry());
+        if !self.redis.partitions().any(|known| known == partition) {
+            return Ok(None);
+        }
+        if let Some(raw) = self.redis.find_entry(partition, entry).await? {
+            let order = decode(partition, &raw).ok();
+            return Ok(order.and_then(|order| owned(in_state(order, OrderState::Queued))));
+        }
+        if let Some(letter) = self.redis.find_dead_letter(partition, entry).await? {
+            let order = decode(partition, &letter.entry).ok();
+            return Ok(order.and_then(|order| owned(in_state(order, OrderState::Dead))));
+        }
+        if let Some(stored) = self.database.find_order(id).await? {
+            return Ok(owned(stored.order));
+        }
+        let lost = self.redis.rebuilt_id(partition).await?.is_some_and(|last| entry <= last);
+        Ok(lost.then_some(Receipt::MemoryLost(id)))
+    }
+
+    /// A page of the buyer's orders, newest first. With a sale, those that are not yet rows too: the
+    /// buyer's record names them. `home` is the sale's partition.
+    pub(crate) async fn list(
+        &self,
+        user: &UserId,
+        filter: &OrderFilter,
+        home: Option<Partition>,
+    ) -> Result<Vec<Order>, ReceiptFault> {
+        let mut orders = Vec::new();
+        if filter.state != Some(OrderState::Queued) && filter.state != Some(OrderState::Dead) {
+            let rows = self.database.list_orders(user, filter).await?;
+            orders.extend(rows.into_iter().map(|row| row.order));
+        }
+        if let (Some(sale), Some(partition)) = (filter.sale_id, home) {
+            let pending = self.list_pending(user, sale, partition).await?;
+            let wanted = pending.into_iter().filter(|order| {
+                filter.before.is_none_or(|before| order.id < before)
+                    && filter.state.is_none_or(|state| order.state == state)
+            });
+            orders.extend(wanted);
+            orders.sort_by_key(|order| std::cmp::Reverse(order.id));
+            orders.dedup_by_key(|order| order.id);
+            orders.truncate(usize::try_from(filter.limit).unwrap_or(usize::MAX));
+        }
+        Ok(orders)
+    }
+
+    /// The orders of a buyer's record that are not rows.
+    async fn list_pending(
+        &self,
+        user: &UserId,
+        sale: SaleId,
+        partition: Partition,
+    ) -> Result<Vec<Order>, ReceiptFault> {
+        let Some(record) = self.redis.find_record(partition, sale, user).await? else {
+            return Ok(Vec::new());
+        };
+        let open = record.items.iter().filter(|item| item.open);
+        let ids: Vec<OrderId> =
+            open.filter_map(|item| OrderId::from_entry(partition, item.entry).ok()).collect();
+        let rows = self.database.find_orders(&ids).await?;
+        let rows: HashSet<OrderId> = rows.iter().map(|row| row.order.id).collect();
+        let mut found = Vec::new();
+        for id in ids.iter().filter(|id| !rows.contains(id)) {
+            // Asked one by one, with the second look at the database: a row may have come meanwhile.
+            if let Some(Receipt::Order(order)) = self.find(*id, user).await? {
+                found.push(order);
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn in_state(order: NewOrder, state: OrderState) -> Order {
+    Order {
+        id: order.id,
+        sale_id: order.sale_id,
+        user_id: order.user_id,
+        state,
+        reason: None,
+        price: None,
+        pay_by_ms: None,
+        committed_ms: None,
+    }
+}

@@ -1,0 +1,62 @@
+//! The buyers' API on one screen.
+
+use actix_web::web::{self, Redirect, ServiceConfig};
+use chrono::{DateTime, SecondsFormat, Utc};
+use utoipa_swagger_ui::SwaggerUi;
+
+use crate::openapi::api_document;
+use crate::problem::Problem;
+
+pub(crate) mod orders;
+pub(crate) mod sales;
+
+/// Every path; a method that a path does not have is told which it has.
+pub(crate) fn configure(config: &mut ServiceConfig) {
+    config
+        .service(
+            web::resource("/api/v1/sales/{sale}/orders")
+                .route(web::post().to(orders::place))
+                .default_service(web::to(|| only("POST"))),
+        )
+        .service(
+            web::resource("/api/v1/sales")
+                .route(web::get().to(sales::list))
+                .route(web::head().to(sales::list))
+                .default_service(web::to(|| only("GET, HEAD"))),
+        )
+        .service(
+            web::resource("/api/v1/sales/{sale}")
+                .route(web::get().to(sales::show))
+                .route(web::head().to(sales::show))
+                .default_service(web::to(|| only("GET, HEAD"))),
+        )
+        .service(
+            web::resource("/api/v1/orders")
+                .route(web::get().to(orders::list))
+                .default_service(web::to(|| only("GET"))),
+        )
+        .service(
+            web::resource("/api/v1/orders/{order}")
+                .route(web::get().to(orders::show))
+                .default_service(web::to(|| only("GET"))),
+        )
+        // The viewer lives below /docs/, and serves the document to itself and everybody.
+        .service(Redirect::new("/docs", "/docs/"))
+        .service(Redirect::new("/", "/docs/"))
+        .service(SwaggerUi::new("/docs/{_:.*}").url("/openapi.json", api_document()))
+        .default_service(web::to(|| async { Err::<&str, _>(Problem::NotFound) }));
+}
+
+async fn only(methods: &'static str) -> Result<&'static str, Problem> {
+    Err(Problem::MethodNotAllowed(methods))
+}
+
+/// A time as the API writes it: RFC 3339, UTC, milliseconds.
+pub(crate) fn rfc3339(time: DateTime<Utc>) -> String {
+    time.to_rfc3339_opts(SecondsFormat::Millis, true)
+}
+
+/// A stored time; out of range only if somebody wrote nonsense into the database.
+pub(crate) fn time_of(ms: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp_millis(ms).unwrap_or(DateTime::UNIX_EPOCH)
+}

@@ -1,0 +1,238 @@
+//! The command line: every command with its arguments. Whatever clap can check is checked here.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::{Args, Parser, Subcommand};
+use flashsale_domain::{Currency, PER_BUYER_MAX, SaleId, SaleMode, UserId};
+
+use crate::when::When;
+
+/// Runs sales: creates and publishes them, watches their ledger, and audits them.
+///
+/// Settings come from the built-in defaults, then the TOML file named by FLASHSALE_CONFIG, then the
+/// environment: FLASHSALE__SECTION__KEY, or FLASHSALE__SECTION__KEY__FILE for a file with the value.
+///
+/// Exit code: 0 done; 1 refused, an invariant is broken, or a store failed; 2 not understood (a
+/// wrong argument, file or setting).
+#[derive(Debug, Parser)]
+#[command(name = "salectl", version, verbatim_doc_comment)]
+pub(crate) struct Cli {
+    /// Print one JSON object instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Print every setting with its default and meaning, as TOML, and stop
+    #[arg(long)]
+    pub(crate) print_defaults: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Bring the database's schema up to date
+    Migrate,
+
+    /// Create sales, and move them through their states
+    Sale {
+        #[command(subcommand)]
+        command: SaleCommand,
+    },
+
+    /// Print a token of a buyer or an operator, signed with auth.jwt_secret
+    Token(TokenArgs),
+
+    /// Show where every unit of a sale is; exit code 1 when one is not where it can be
+    Ledger {
+        /// The sale's id
+        #[arg(value_name = "ID")]
+        sale: SaleId,
+    },
+
+    /// Check the invariants I1 to I7 of a sale, or of all; exit code 1 when one is broken
+    Audit {
+        /// The sale's id [default: every sale]
+        #[arg(value_name = "ID")]
+        sale: Option<SaleId>,
+
+        /// Check also that these orders are their buyers': CSV as `rush --receipts` writes it
+        #[arg(long, value_name = "FILE", requires = "sale")]
+        receipts: Option<PathBuf>,
+    },
+
+    /// Load what Redis holds of the sale's whole partition from the database again
+    ///
+    /// Nobody is admitted to the partition's sales meanwhile. Order-workers must be running: what
+    /// is on the stream is applied first.
+    Rebuild {
+        /// The sale's id
+        #[arg(value_name = "ID")]
+        sale: SaleId,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SaleCommand {
+    /// Create a sale as a draft, which buyers do not see, and print its id
+    Create(CreateArgs),
+    /// List every sale, newest first
+    List,
+    /// Show a sale
+    Show(SaleArgs),
+    /// Put a draft on sale; on a published sale, complete what an earlier try left undone
+    Publish(SaleArgs),
+    /// Admit nobody until it is resumed; what was admitted goes on
+    Pause(SaleArgs),
+    /// Admit again after a pause
+    Resume(SaleArgs),
+    /// End a sale for good; what was admitted goes on
+    Close(SaleArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SaleArgs {
+    /// The sale's id
+    #[arg(value_name = "ID")]
+    pub(crate) sale: SaleId,
+}
+
+/// The description of a new sale.
+#[derive(Debug, Args)]
+#[command(after_help = "WHEN is a time of RFC 3339 (2026-11-11T00:00:00+08:00), `now`, or a \
+    duration from now (+10s, +1h30m).")]
+pub(crate) struct CreateArgs {
+    /// What buyers read, 1 to 200 characters
+    #[arg(long, value_name = "T")]
+    pub(crate) title: String,
+
+    /// Units for sale
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) stock: i64,
+
+    /// When buyers are first admitted
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) opens: When,
+
+    /// When they no longer are
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) closes: When,
+
+    /// Open orders that one buyer may have, of one unit each
+    #[arg(
+        long,
+        value_name = "L",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(PER_BUYER_MAX))
+    )]
+    pub(crate) per_buyer: u16,
+
+    /// Price of a unit in minor units (fen, cents)
+    #[arg(long, value_name = "AMOUNT", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) price: i64,
+
+    /// The price's currency, by ISO 4217
+    #[arg(long, value_name = "CODE", default_value = "CNY")]
+    pub(crate) currency: Currency,
+
+    /// How long a buyer has to pay
+    #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = whole_seconds)]
+    pub(crate) payment_window: Duration,
+
+    /// `queued` or `direct`: answer before or after the order is written
+    #[arg(
+        long,
+        default_value = "queued",
+        hide_possible_values = true,
+        value_parser = PossibleValuesParser::new([
+            SaleMode::Queued.as_str(),
+            SaleMode::Direct.as_str(),
+        ]).try_map(|mode| mode.parse::<SaleMode>())
+    )]
+    pub(crate) mode: SaleMode,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenArgs {
+    /// Whose token it is: the buyer's id
+    #[arg(long, value_name = "U", value_parser = |text: &str| UserId::new(text))]
+    pub(crate) sub: UserId,
+
+    /// Give it the role `admin`, which opens the operators' API
+    #[arg(long)]
+    pub(crate) admin: bool,
+
+    /// How long it is good for
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = whole_seconds)]
+    pub(crate) ttl: Duration,
+}
+
+/// A duration of at least a second, without fractions of one.
+fn whole_seconds(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(duration) if duration.as_secs() > 0 && duration.subsec_nanos() == 0 => Ok(duration),
+        Ok(_) => Err("it is whole seconds, at least one, such as 90s, 15m or 1h 30m".to_owned()),
+        Err(error) => Err(format!("{error}; a duration is such as 90s, 15m or 1h 30m")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, ErrorKind> {
+        Cli::try_parse_from(std::iter::once("salectl").chain(line.split(' ')))
+            .map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_definition_holds_no_contradiction() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn json_is_understood_before_and_after_the_command() {
+        for line in ["--json sale list", "sale --json list", "sale list --json"] {
+            assert!(parse(line).expect(line).json, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_of_create_has_its_default() {
+        let cli = parse("sale create --title T --stock 5 --opens now --closes +1h").expect("valid");
+        let Some(Command::Sale { command: SaleCommand::Create(args) }) = cli.command else {
+            panic!("not create: {cli:?}")
+        };
+        assert_eq!((args.stock, args.per_buyer, args.price), (5, 1, 0));
+        assert_eq!(args.currency.to_string(), "CNY");
+        assert_eq!(args.payment_window, Duration::from_secs(900));
+        assert_eq!(args.mode, SaleMode::Queued);
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused() {
+        let create = "sale create --title T --stock 5 --opens now --closes +1h";
+        let value = ErrorKind::ValueValidation;
+        let cases = [
+            (format!("{create} --payment-window 1500ms"), value),
+            (format!("{create} --payment-window soon"), value),
+            (format!("{create} --currency yuan"), value),
+            (format!("{create} --per-buyer 0"), value),
+            (format!("{create} --mode later"), ErrorKind::InvalidValue),
+            ("sale show 0".to_owned(), value),
+            ("sale show".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("token --sub b --ttl 0s".to_owned(), value),
+            ("token --sub ".to_owned(), value),
+            ("audit --receipts r.csv".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("frobnicate".to_owned(), ErrorKind::InvalidSubcommand),
+        ];
+        for (line, kind) in cases {
+            assert_eq!(parse(&line).expect_err(&line), kind, "{line}");
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! One file a command: call the operation, print its result. The JSON shapes stand with the types
+//! that are printed.
+
+pub(crate) mod audit;
+pub(crate) mod ledger;
+pub(crate) mod migrate;
+pub(crate) mod rebuild;
+pub(crate) mod sale;
+pub(crate) mod token;
+
+use flashsale_bootstrap::Settings;
+use flashsale_operations::{Operations, connect};
+
+use crate::failure::Failure;
+
+/// The operations on the stores of these settings. A database without the schema of this version is
+/// refused, with the command that brings it.
+async fn operations(settings: &Settings) -> Result<Operations, Failure> {
+    let redis = connect::redis(settings)?;
+    Ok(Operations::new(redis, connect::migrated_database(settings).await?))
+}

@@ -1,0 +1,90 @@
+//! `salectl ledger`.
+
+use std::time::Duration;
+
+use flashsale_bootstrap::Settings;
+use flashsale_domain::SaleId;
+use flashsale_operations::Ledger;
+use serde::Serialize;
+use tokio::time::sleep;
+
+use crate::Verdict;
+use crate::failure::Failure;
+use crate::output::{Output, fields};
+
+/// A running sale moves between the reading of one store and that of the other, so an imbalance
+/// counts only when it is still there after this.
+const RECHECK_AFTER: Duration = Duration::from_secs(1);
+
+/// ```json
+/// {"sale_id":"1","balanced":true,"total":1000,
+///  "redis":{"gate_open":true,"total":1000,"available":0,"held":1000,"epoch":0},
+///  "stock_left":0,"queued":0,"awaiting_payment":1000,"paid":0,"rejected":0,"dead":0,
+///  "imbalance":0,"problems":[]}
+/// ```
+/// `redis` is null for a direct sale, and while Redis does not have the sale.
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    balanced: bool,
+    #[serde(flatten)]
+    ledger: &'a Ledger,
+}
+
+/// Shows a sale's ledger.
+pub(crate) async fn run(
+    sale: SaleId,
+    settings: &Settings,
+    output: Output,
+) -> Result<Verdict, Failure> {
+    let operations = super::operations(settings).await?;
+    let mut ledger = operations.read_ledger(sale).await?;
+    if !ledger.is_balanced() {
+        sleep(RECHECK_AFTER).await;
+        ledger = operations.read_ledger(sale).await?;
+    }
+    let balanced = ledger.is_balanced();
+    output.print(&Shown { balanced, ledger: &ledger }, || text(&ledger))?;
+    Ok(if balanced { Verdict::Good } else { Verdict::Broken })
+}
+
+/// The ledger for people; an imbalance is followed by what it consists of.
+pub(crate) fn text(ledger: &Ledger) -> String {
+    let redis = ledger.redis.as_ref().map_or_else(
+        || "does not have the sale".to_owned(),
+        |account| {
+            format!(
+                "{} available + {} held of {}, epoch {}, gate {}",
+                account.available,
+                account.held,
+                account.total,
+                account.epoch,
+                if account.gate_open { "open" } else { "closed" }
+            )
+        },
+    );
+    let mut text = fields([
+        ("sale", ledger.sale_id.to_string()),
+        ("total", ledger.total.to_string()),
+        ("redis", redis),
+        ("queued", ledger.queued.to_string()),
+        ("dead", ledger.dead.to_string()),
+        (
+            "database",
+            format!(
+                "{} left, {} awaiting payment, {} paid, {} rejected",
+                ledger.stock_left, ledger.awaiting_payment, ledger.paid, ledger.rejected
+            ),
+        ),
+        (
+            "balance",
+            match ledger.imbalance {
+                0 => "every unit is accounted for".to_owned(),
+                units => format!("IMBALANCE of {units}"),
+            },
+        ),
+    ]);
+    for problem in &ledger.problems {
+        text.push_str(&format!("  {problem}\n"));
+    }
+    text
+}

@@ -1,0 +1,5 @@
+//! The real program against real stores: what it prints, and its exit code.
+
+mod commands;
+mod databases;
+mod stand;

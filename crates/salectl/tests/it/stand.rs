@@ -1,0 +1,134 @@
+//! One deployment a test: its own key prefix in the shared Redis, and its own database.
+
+use std::process::{Command, Output};
+
+use flashsale_domain::{Partition, SaleId};
+use flashsale_storage_redis::Keys;
+use flashsale_test_support::{PostgresServer, RedisServer, TempDir, temp_dir, unique};
+use serde_json::Value;
+
+/// Signs the tokens of a [`Stand`].
+pub(crate) const SECRET: &str = "a secret of at least thirty-two bytes";
+
+/// A deployment without programs.
+pub(crate) struct Stand {
+    prefix: String,
+    database_url: String,
+    directory: TempDir,
+    more: Vec<(String, String)>,
+}
+
+/// What one call of `salectl` left.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Stand {
+    /// On SQLite, without a schema.
+    pub(crate) fn bare() -> Self {
+        let directory = temp_dir("salectl");
+        let database_url = format!("sqlite://{}", directory.path().join("sales.db").display());
+        Self { prefix: unique("salectl"), database_url, directory, more: Vec::new() }
+    }
+
+    /// On SQLite, migrated.
+    pub(crate) fn sqlite() -> Self {
+        let stand = Self::bare();
+        stand.ok(&["migrate"]);
+        stand
+    }
+
+    /// On PostgreSQL, migrated.
+    pub(crate) fn postgres() -> Self {
+        let database_url = PostgresServer::shared().create_database();
+        let stand = Self { database_url, ..Self::bare() };
+        stand.ok(&["migrate"]);
+        stand
+    }
+
+    /// With one more setting; a later one replaces an earlier one.
+    pub(crate) fn with(mut self, variable: &str, value: &str) -> Self {
+        self.more.push((variable.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Writes a file and returns its path.
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        let path = self.directory.path().join(name);
+        std::fs::write(&path, text).expect("a file can be written");
+        path.to_str().expect("is UTF-8").to_owned()
+    }
+
+    /// Calls the program.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_salectl"));
+        for (key, _) in std::env::vars_os() {
+            if key.to_string_lossy().starts_with("FLASHSALE") {
+                command.env_remove(key);
+            }
+        }
+        let output: Output = command
+            .args(arguments)
+            .env("FLASHSALE__REDIS__URL", RedisServer::shared().url())
+            .env("FLASHSALE__REDIS__PREFIX", &self.prefix)
+            .env("FLASHSALE__DATABASE__URL", &self.database_url)
+            .env("FLASHSALE__AUTH__JWT_SECRET", SECRET)
+            .envs(self.more.iter().cloned())
+            .current_dir(self.directory.path())
+            .output()
+            .expect("the program starts");
+        Ran {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).expect("is UTF-8"),
+            stderr: String::from_utf8(output.stderr).expect("is UTF-8"),
+        }
+    }
+
+    /// Calls the program, which must succeed in silence on standard error; returns what it printed.
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
+        let ran = self.run(arguments);
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{arguments:?}: {ran:?}");
+        ran.stdout
+    }
+
+    /// The same with `--json`.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let printed = self.ok(&[&["--json"], arguments].concat());
+        assert_eq!(printed.lines().count(), 1, "{printed}");
+        serde_json::from_str(&printed).expect("is JSON")
+    }
+
+    /// Calls the program, which must refuse in one line with the exit code `code`; returns the line.
+    pub(crate) fn refused(&self, code: i32, arguments: &[&str]) -> String {
+        let ran = self.run(arguments);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{arguments:?}: {ran:?}");
+        let line = ran.stderr.strip_prefix("salectl: ").expect("says who speaks").trim_end();
+        assert_eq!(line.lines().count(), 1, "{line}");
+        line.to_owned()
+    }
+
+    /// Creates a sale of ten units that is open now, and returns its id.
+    pub(crate) fn create(&self) -> String {
+        let arguments = ["sale", "create", "--title", "Voucher", "--stock", "10", "--opens", "now"];
+        let printed = self.ok(&[&arguments[..], &["--closes", "+1h"]].concat());
+        printed.trim_end().to_owned()
+    }
+
+    /// Moves units in Redis by hand, behind the scripts' backs.
+    pub(crate) fn shift_stock(&self, sale: &str, delta: i64) {
+        let partition = Partition::new(0).expect("a partition");
+        let sale: SaleId = sale.parse().expect("a sale's id");
+        let key = Keys::new(&self.prefix).sale(partition, sale);
+        let client = redis::Client::open(RedisServer::shared().url()).expect("a URL of Redis");
+        let mut connection = client.get_connection().expect("Redis answers");
+        let () = redis::cmd("HINCRBY")
+            .arg(key)
+            .arg("stock")
+            .arg(delta)
+            .query(&mut connection)
+            .expect("the hash takes it");
+    }
+}
