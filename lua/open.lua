@@ -2,7 +2,8 @@
 --
 -- KEYS[1] gate    KEYS[2] orders stream
 -- ARGV[1] the fence's token    ARGV[2] the replication id seen at the fence
--- ARGV[3] the last id: no order of before the fence has a higher one
+-- ARGV[3] the last id: no order of before the fence has a higher one; '0-0' where the partition was
+--         never used, so that nothing can have been lost
 -- ARGV[4] the consumer group
 --
 -- Returns 1 opened, 0 refused: the fence is no longer ours, or the server is another one.
@@ -24,7 +25,8 @@ for i = 1, #info, 2 do
     end
   end
 end
-redis.call('HSET', KEYS[1], 'state', 'open', 'replid', ARGV[2], 'rebuilt_id', ARGV[3],
+if ARGV[3] ~= '0-0' then redis.call('HSET', KEYS[1], 'rebuilt_id', ARGV[3]) end
+redis.call('HSET', KEYS[1], 'state', 'open', 'replid', ARGV[2],
   'last_ms', string.format('%.0f', ms), 'last_seq', string.format('%.0f', seq))
 redis.call('HDEL', KEYS[1], 'token')
 return 1

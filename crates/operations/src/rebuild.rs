@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, Sale, SaleId, SaleState, UserId};
-use flashsale_storage_redis::{Record, RecordItem, decode};
+use flashsale_storage_redis::{Fence, Record, RecordItem, decode};
 use flashsale_storage_sql::NewEpoch;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -21,6 +21,15 @@ const CLOCK_SKEW_MAX_MS: u64 = 2_000;
 
 /// How long to wait for workers to apply what is on the stream.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Whether a partition has ever admitted anybody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PartitionUse {
+    /// Its first sale is being published: there was no memory that could be lost.
+    Never,
+    /// Orders of before may have been lost, and their ids must not be given again.
+    Before,
+}
 
 /// What a rebuild did.
 #[derive(Debug, Serialize)]
@@ -60,6 +69,14 @@ impl Operations {
     /// When entries stay unapplied, when the fence is lost to somebody else, or a store fails. The
     /// gate stays closed then.
     pub async fn rebuild_partition(&self, partition: Partition) -> Result<Rebuilt, OperationError> {
+        self.load_partition(partition, PartitionUse::Before).await
+    }
+
+    pub(crate) async fn load_partition(
+        &self,
+        partition: Partition,
+        used: PartitionUse,
+    ) -> Result<Rebuilt, OperationError> {
         let fence = self.redis.fence(partition).await?;
         self.wait_until_applied(partition).await?;
 
@@ -82,19 +99,31 @@ impl Operations {
             });
         }
 
-        let server_ms = u64::try_from(fence.now_ms).unwrap_or(0) + CLOCK_SKEW_MAX_MS;
-        let in_rows = self.database.last_order_id(partition).await?;
-        let last_id = [Some(EntryId { ms: server_ms, seq: 0 }), Some(fence.last_id)]
-            .into_iter()
-            .chain([in_rows.map(OrderId::entry)])
-            .chain(dead.iter().map(|order| Some(order.id.entry())))
-            .flatten()
-            .max()
-            .expect("the server's time is always there");
+        let last_id = match used {
+            PartitionUse::Never => EntryId { ms: 0, seq: 0 },
+            PartitionUse::Before => self.last_id(&fence, partition, &dead).await?,
+        };
         if !self.redis.open_gate(fence, last_id).await? {
             return Err(Refused::FenceLost(partition).into());
         }
         Ok(rebuilt)
+    }
+
+    /// No order of before the fence can have a higher id than this.
+    async fn last_id(
+        &self,
+        fence: &Fence,
+        partition: Partition,
+        dead: &[NewOrder],
+    ) -> Result<EntryId, OperationError> {
+        let server_ms = u64::try_from(fence.now_ms).unwrap_or(0) + CLOCK_SKEW_MAX_MS;
+        let by_clock = EntryId { ms: server_ms, seq: 0 };
+        let in_rows = self.database.last_order_id(partition).await?.map(OrderId::entry);
+        let in_dead = dead.iter().map(|order| order.id.entry()).max();
+        Ok(by_clock
+            .max(fence.last_id)
+            .max(in_rows.unwrap_or(by_clock))
+            .max(in_dead.unwrap_or(by_clock)))
     }
 
     async fn wait_until_applied(&self, partition: Partition) -> Result<(), OperationError> {

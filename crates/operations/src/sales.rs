@@ -3,6 +3,7 @@
 use flashsale_domain::{NewSale, Partition, Sale, SaleId, SaleMode, SaleState};
 use flashsale_storage_sql::SaleChange;
 
+use crate::rebuild::PartitionUse;
 use crate::{OperationError, Operations, Refused};
 
 impl Operations {
@@ -56,12 +57,18 @@ impl Operations {
                 partition
             }
         };
+        let homed = self.database.list_sales_of(partition).await?;
+        let used = if homed.iter().all(|sale| sale.state == SaleState::Draft) {
+            PartitionUse::Never
+        } else {
+            PartitionUse::Before
+        };
         let sale = self.change_in_database(id, SaleState::Published).await?;
         if !self.redis.publish_sale(partition, &sale).await? {
             let account = self.redis.read_sale(partition, id).await?;
             if !account.gate_open || account.sale.is_none() {
                 // A Redis without this partition's memory, new or emptied: load all of it.
-                self.rebuild_partition(partition).await?;
+                self.load_partition(partition, used).await?;
             }
         }
         self.get_sale(id).await

@@ -5,8 +5,8 @@
 //! second press; when it is lost, the second press is refused here.
 
 use flashsale_domain::{
-    IdempotencyDigest, Order, OrderId, OrderState, Price, Refusal, RejectReason, SaleId, SaleState,
-    UserId, WindowPhase,
+    IdempotencyDigest, Order, OrderId, OrderState, PER_BUYER_MAX, Price, Refusal, RejectReason,
+    SaleId, SaleState, UserId, WindowPhase,
 };
 use sea_orm::sea_query::{Expr, ExprTrait as _, OnConflict, Query};
 use sea_orm::{
@@ -45,8 +45,9 @@ impl<E: Into<SqlFault>> From<E> for Abort {
     }
 }
 
-/// A buyer's two presses can meet once; a third try only finds what the second committed.
-const TRIES: usize = 3;
+/// Whoever loses a race finds one more order of the buyer at the next try, and a buyer holds at most
+/// [`PER_BUYER_MAX`]; one try more finds the limit reached, another a sale that was paused meanwhile.
+const TRIES: u16 = PER_BUYER_MAX + 2;
 
 impl Database {
     /// Decides and commits an order of a direct sale. `orders_max` is the most orders, open and

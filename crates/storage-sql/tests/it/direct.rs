@@ -9,6 +9,7 @@ use flashsale_domain::{
 };
 use flashsale_storage_sql::{Database, DirectAnswer};
 use flashsale_test_support::eventually;
+use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 
 use crate::support::{
     CLOSES_MS, OPENS_MS, TestDatabase, digest_of, new_sale, on_both, order_id, user_id,
@@ -405,6 +406,34 @@ on_both!(
         assert_eq!(database.stock_left(&sale).await, 88);
     }
 );
+
+/// The worst case of the race: all of them have seen the same free slot.
+#[tokio::test]
+async fn presses_that_meet_at_one_slot_take_one_after_the_other() {
+    let database = TestDatabase::postgres().await;
+    let sale = database.published(&NewSale { per_buyer: 8, ..direct(100) }).await;
+    let holder = database.raw.begin().await.unwrap();
+    holder.execute_unprepared("SELECT 1 FROM sales FOR UPDATE").await.unwrap();
+    let presses = (1..=8).map(|id| (id, user_id("buyer"), None));
+    let all_wait = "SELECT count(*) = 8 FROM pg_stat_activity \
+                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let release = async {
+        eventually(Duration::from_secs(20), "eight presses that wait", async || {
+            database.value::<bool>(all_wait).await
+        })
+        .await;
+        holder.rollback().await.unwrap();
+    };
+
+    let (answers, ()) = tokio::join!(press(&database, &sale, presses), release);
+
+    for (id, answer) in answers {
+        assert_eq!(placed(answer).id, id);
+    }
+    let slots: Vec<i32> = database.column("SELECT slot FROM orders ORDER BY slot").await;
+    assert_eq!(slots, (1..=8).collect::<Vec<_>>());
+    assert_eq!(database.stock_left(&sale).await, 92);
+}
 
 on_both!(a_closing_sale_takes_no_order_after_its_close, async |database: TestDatabase| {
     for round in 0..5 {
