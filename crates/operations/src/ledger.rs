@@ -1,6 +1,6 @@
 //! The ledger: where each unit of a sale is, in Redis and in the database, and whether they agree.
 
-use flashsale_domain::{OrderState, SaleId, SaleMode};
+use flashsale_domain::{OrderState, Sale, SaleId, SaleState};
 use flashsale_storage_redis::decode;
 use serde::Serialize;
 
@@ -34,7 +34,7 @@ pub struct Ledger {
 }
 
 /// What Redis says of a sale.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RedisAccount {
     /// Whether buyers are admitted as far as the gate goes.
     pub gate_open: bool,
@@ -65,94 +65,90 @@ impl Ledger {
 impl Operations {
     /// Reads a sale's ledger.
     ///
-    /// Redis and the database are read one after the other; an order committed between the two
-    /// readings is either still queued or already a row, never both and never neither, because
-    /// Redis's `held` counts it in either case.
+    /// The database is read between two readings of Redis. What Redis holds at the second one and
+    /// is no open row and no dead letter is queued: it cannot be negative, because a row is written
+    /// after its unit was taken. And if Redis did not move between its two readings, with nothing on
+    /// the stream at either, it must be zero.
     ///
     /// # Errors
     /// When there is no such sale, or a store fails.
     pub async fn read_ledger(&self, id: SaleId) -> Result<Ledger, OperationError> {
         let sale = self.get_sale(id).await?;
-        let mut dead = 0;
-        let mut redis = None;
-        let mut undelivered_before = None;
-        if let Some(partition) = sale.partition {
-            undelivered_before = self.redis.backlog(partition).await?.map(|b| b.total());
-            let letters = self.redis.list_dead_letters(partition).await?;
-            let orders = letters.iter().filter_map(|letter| decode(partition, &letter.entry).ok());
-            dead = i64::try_from(orders.filter(|order| order.sale_id == id).count())
-                .expect("a count fits");
-            let account = self.redis.read_sale(partition, id).await?;
-            redis = account.sale.map(|loaded| RedisAccount {
-                gate_open: account.gate_open,
-                total: loaded.total,
-                available: loaded.stock,
-                held: loaded.held,
-                epoch: loaded.epoch,
-            });
-        }
+        let before = self.read_redis(&sale).await?;
         let totals = self.database.sale_totals(id).await?.ok_or(Refused::SaleNotFound(id))?;
+        let after = self.read_redis(&sale).await?;
+
         let open = totals.open();
+        let held = after.account.as_ref().map_or(open, |account| account.held);
         let mut ledger = Ledger {
             sale_id: id,
             total: totals.stock_total,
-            redis: redis.clone(),
+            redis: after.account.clone(),
             stock_left: totals.stock_left,
-            queued: redis.as_ref().map_or(0, |account| account.held - open - dead),
+            queued: held - open - after.dead,
             awaiting_payment: totals.count(OrderState::AwaitingPayment),
             paid: totals.count(OrderState::Paid),
             rejected: totals.count(OrderState::Rejected),
-            dead,
+            dead: after.dead,
             imbalance: 0,
             problems: Vec::new(),
         };
-        let difference = totals.stock_total - totals.stock_left - open;
-        ledger.note(difference, || {
+        ledger.note(totals.stock_total - totals.stock_left - open, || {
             format!(
                 "database: total {} is not left {} + open {open}",
                 totals.stock_total, totals.stock_left
             )
         });
-        match &redis {
-            Some(account) => {
-                let difference = account.total - account.available - account.held;
-                ledger.note(difference, || {
-                    format!(
-                        "redis: total {} is not available {} + held {}",
-                        account.total, account.available, account.held
-                    )
-                });
-                ledger.note(account.total - totals.stock_total, || {
-                    format!(
-                        "redis has {} units in all, the database {}",
-                        account.total, totals.stock_total
-                    )
-                });
-                // With nothing on the stream before the reading, everything that Redis holds is a
-                // row or dead; with something on it, the difference is what is queued.
-                let nothing_queued = undelivered_before.flatten() == Some(0);
-                let admitted_since = match sale.partition {
-                    Some(partition) if nothing_queued && ledger.queued > 0 => {
-                        self.redis.backlog(partition).await?.and_then(|b| b.total()) != Some(0)
-                    }
-                    _ => !nothing_queued,
-                };
-                if ledger.queued < 0 || !admitted_since {
-                    let queued = ledger.queued;
-                    ledger.note(queued, || {
-                        format!(
-                            "redis holds {} units, the database has {open} open rows and {dead} \
-                             are dead, with nothing on the stream",
-                            account.held
-                        )
-                    });
-                }
-            }
-            None if sale.mode == SaleMode::Queued && sale.partition.is_some() => {
+        let Some(account) = &after.account else {
+            if sale.partition.is_some() && sale.state != SaleState::Draft {
                 ledger.note(1, || "redis does not have the sale: rebuild it".to_owned());
             }
-            None => {}
+            return Ok(ledger);
+        };
+        ledger.note(account.total - account.available - account.held, || {
+            format!(
+                "redis: total {} is not available {} + held {}",
+                account.total, account.available, account.held
+            )
+        });
+        ledger.note(account.total - totals.stock_total, || {
+            format!("redis has {} units in all, the database {}", account.total, totals.stock_total)
+        });
+        let quiet = before == after && after.nothing_queued;
+        if ledger.queued < 0 || quiet {
+            let dead = after.dead;
+            ledger.note(ledger.queued, || {
+                format!("redis holds {held} units, the database {open} open rows, {dead} are dead")
+            });
         }
         Ok(ledger)
     }
+
+    async fn read_redis(&self, sale: &Sale) -> Result<RedisReading, OperationError> {
+        let Some(partition) = sale.partition else { return Ok(RedisReading::default()) };
+        let account = self.redis.read_sale(partition, sale.id).await?;
+        let backlog = self.redis.backlog(partition).await?;
+        let letters = self.redis.list_dead_letters(partition).await?;
+        let orders = letters.iter().filter_map(|letter| decode(partition, &letter.entry).ok());
+        let dead = orders.filter(|order| order.sale_id == sale.id).count();
+        Ok(RedisReading {
+            account: account.sale.map(|loaded| RedisAccount {
+                gate_open: account.gate_open,
+                total: loaded.total,
+                available: loaded.stock,
+                held: loaded.held,
+                epoch: loaded.epoch,
+            }),
+            nothing_queued: backlog.is_none_or(|backlog| backlog.total() == Some(0)),
+            dead: i64::try_from(dead).expect("a count fits"),
+        })
+    }
+}
+
+/// One reading of Redis.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct RedisReading {
+    account: Option<RedisAccount>,
+    nothing_queued: bool,
+    dead: i64,
 }

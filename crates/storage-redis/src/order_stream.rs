@@ -11,7 +11,7 @@ use flashsale_domain::{
     EntryId, IdempotencyDigest, NewOrder, OrderId, OrderIdError, Partition, SaleId, UserId,
 };
 use redis::aio::MultiplexedConnection;
-use redis::{FromRedisValue as _, RedisError, Value};
+use redis::{FromRedisValue, RedisError, Value};
 
 use crate::scripts::{LEAVE_GROUP, OLDEST_UNAPPLIED, TRIM_ACKED};
 use crate::{Redis, RedisFault};
@@ -414,10 +414,26 @@ impl Redis {
             Some(Value::Int(number)) => u64::try_from(*number).ok(),
             _ => None,
         };
-        Ok(groups.into_iter().find(is_ours).map(|group| Backlog {
-            undelivered: number(group.get("lag")),
-            pending: number(group.get("pending")).unwrap_or(0),
-        }))
+        let Some(group) = groups.into_iter().find(is_ours) else { return Ok(None) };
+        let mut undelivered = number(group.get("lag"));
+        if undelivered.is_none() {
+            // Redis gives no lag where ids were skipped (XSETID) or entries deleted. Whether there
+            // is anything at all can still be seen.
+            let last: String = FromRedisValue::from_redis_value(
+                group.get("last-delivered-id").cloned().unwrap_or(Value::Nil),
+            )
+            .map_err(RedisError::from)?;
+            let next: Vec<Value> = redis::cmd("XRANGE")
+                .arg(self.keys.orders(partition))
+                .arg(format!("({last}"))
+                .arg("+")
+                .arg("COUNT")
+                .arg(1)
+                .query_async(&mut connection)
+                .await?;
+            undelivered = next.is_empty().then_some(0);
+        }
+        Ok(Some(Backlog { undelivered, pending: number(group.get("pending")).unwrap_or(0) }))
     }
 }
 

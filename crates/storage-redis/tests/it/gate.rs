@@ -1,12 +1,13 @@
 //! The gate: fence, load, open, and who is refused; and a sale's life behind it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use flashsale_domain::{EntryId, SaleId, SaleState, UserId};
 use flashsale_storage_redis::{LoadedSale, Record, RecordItem, SaleAccount};
 use flashsale_test_support::{RedisServer, eventually};
 
-use crate::support::{Deployment, Outcome, SOON, crowd, outcomes, press, sale, user};
+use crate::support::{Deployment, Outcome, SOON, crowd, ids, outcomes, press, sale, user};
 
 /// When the first order that a test loads was admitted.
 const LOADED_MS: u64 = 1_764_470_400_000;
@@ -67,6 +68,12 @@ async fn opening_makes_the_stream_and_its_group_so_that_no_order_can_be_missed()
     let deployment = Deployment::selling(&sale(10)).await;
     deployment.admit(&crowd(10)).await;
     assert_eq!(deployment.read("worker", 100).await.len(), 10);
+
+    // Also where entries are there already and only the group is missing.
+    let deployment = Deployment::empty().await;
+    let appended = deployment.append_many(3).await;
+    deployment.open_gate().await;
+    assert_eq!(ids(&deployment.read("worker", 100).await), appended);
 }
 
 #[tokio::test]
@@ -314,6 +321,34 @@ async fn a_sale_is_not_loaded_before_its_last_chunk() {
 }
 
 #[tokio::test]
+async fn a_load_that_was_overtaken_half_way_leaves_the_sale_unloaded() {
+    let deployment = Deployment::empty().await;
+    let partition = deployment.partition;
+    let records = Arc::new(buyers(40_000));
+    loop {
+        let fence = deployment.redis.fence(partition).await.unwrap();
+        deployment.ask::<()>(&["DEL", &deployment.buyers_key()]).await;
+        let (redis, all) = (deployment.redis.clone(), Arc::clone(&records));
+        let load = tokio::spawn(async move {
+            redis.load_sale(&fence, &sale(50_000), 10_000, 40_000, &all).await
+        });
+        eventually(SOON, "the first chunk", async || {
+            deployment.ask::<i64>(&["EXISTS", &deployment.buyers_key()]).await == 1
+        })
+        .await;
+        let later = deployment.redis.fence(partition).await.unwrap();
+        if load.await.expect("no panic").unwrap() {
+            continue; // It was done before the later fence came.
+        }
+        let last_id = later.last_id;
+        assert!(deployment.redis.open_gate(later, last_id).await.unwrap());
+        let outcomes = deployment.admit(&[press("buyer-0"), press("new")]).await;
+        assert_eq!(outcomes, [Outcome::NotLoaded; 2]);
+        break;
+    }
+}
+
+#[tokio::test]
 async fn opening_raises_the_streams_last_id_and_never_lowers_it() {
     let deployment = Deployment::selling(&sale(10)).await;
     let partition = deployment.partition;
@@ -324,6 +359,9 @@ async fn opening_raises_the_streams_last_id_and_never_lowers_it() {
     assert_eq!(fence.last_id, order);
     assert!(deployment.redis.open_gate(fence, lower).await.unwrap());
     assert_eq!(last_generated_id(&deployment).await, order);
+    let remembered: [u64; 2] =
+        deployment.ask(&["HMGET", &deployment.gate_key(), "last_ms", "last_seq"]).await;
+    assert_eq!(remembered, [order.ms, order.seq]);
     assert_eq!(deployment.redis.rebuilt_id(partition).await.unwrap(), Some(lower));
     let next = deployment.admit_one(press("bob")).await.admitted();
     assert!(next > order);

@@ -64,10 +64,10 @@ async fn an_entry_goes_to_one_reader_only() {
 
 #[tokio::test]
 async fn a_wait_without_entries_ends_empty_also_when_longer_than_the_response_timeout() {
-    let timeout = Duration::from_millis(500);
+    let timeout = Duration::from_secs(1);
     let deployment = Deployment::with_response_timeout(RedisServer::shared(), timeout).await;
     deployment.redis.ensure_group(deployment.partition).await.unwrap();
-    let block = Duration::from_millis(700);
+    let block = Duration::from_millis(1200);
     let mut reader = deployment.reader("worker", block).await;
     let started = std::time::Instant::now();
     assert_eq!(reader.read(10).await.unwrap(), []);

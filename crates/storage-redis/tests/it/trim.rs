@@ -79,6 +79,24 @@ async fn another_groups_entries_stay_until_it_has_done_them_too() {
     assert_eq!(deployment.stream_ids().await, appended[3..]);
 }
 
+#[tokio::test]
+async fn within_one_millisecond_the_group_that_is_furthest_behind_counts() {
+    for behind in ["a-group", GROUP, "z-group"] {
+        let deployment = Deployment::empty().await;
+        let key = deployment.orders_key();
+        for seq in 0..6 {
+            deployment.ask::<()>(&["XADD", &key, &format!("1764470400000-{seq}"), "n", "1"]).await;
+        }
+        for group in ["a-group", GROUP, "z-group"] {
+            let delivered = if group == behind { "1764470400000-1" } else { "1764470400000-3" };
+            deployment.ask::<()>(&["XGROUP", "CREATE", &key, group, delivered]).await;
+        }
+        assert_eq!(trim(&deployment).await, 2, "{behind}");
+        let seqs: Vec<_> = deployment.stream_ids().await.iter().map(|id| id.seq).collect();
+        assert_eq!(seqs, [2, 3, 4, 5]);
+    }
+}
+
 /// An operator sets a group back to have entries delivered again, while one is still pending.
 #[tokio::test]
 async fn a_group_that_was_set_back_keeps_what_it_is_to_read_again() {
