@@ -25,10 +25,16 @@ use crate::routes;
 
 const CHECK_SERVING: &str = "serving";
 
-/// What a request may weigh.
-pub(crate) struct Limits {
-    /// The largest body, in bytes.
-    pub(crate) body_bytes: usize,
+/// What the routes need besides the admission queue, which each worker thread has its own of.
+pub(crate) struct State {
+    pub(crate) verifier: TokenVerifier,
+    pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) receipts: Receipts,
+    pub(crate) direct: DirectOrders,
+    /// The largest request body, in bytes.
+    pub(crate) body_limit_bytes: usize,
+    /// Requested when the gateway is to leave: who waits for something is answered now.
+    pub(crate) draining: Shutdown,
 }
 
 /// A gateway, bound and ready to run.
@@ -99,17 +105,18 @@ impl Gateway {
         let redis = self.redis.clone();
         // Connects lazily: every worker thread takes its own from here.
         redis.admission_connection().context("redis.url cannot be used for admission")?;
-        let catalogue = web::Data::from(catalogue);
-        let verifier = web::Data::new(self.verifier);
-        let receipts =
-            web::Data::new(Receipts { redis: self.redis.clone(), database: self.database.clone() });
-        let direct = web::Data::new(DirectOrders {
-            redis: self.redis.clone(),
-            database: self.database.clone(),
-            settings: self.settings.direct.clone(),
+        let state = web::Data::new(State {
+            verifier: self.verifier,
+            catalogue,
+            receipts: Receipts { redis: self.redis.clone(), database: self.database.clone() },
+            direct: DirectOrders {
+                redis: self.redis.clone(),
+                database: self.database.clone(),
+                settings: self.settings.direct.clone(),
+            },
+            body_limit_bytes: http.body_limit_bytes,
+            draining: shutdown.clone(),
         });
-        let limits = web::Data::new(Limits { body_bytes: http.body_limit_bytes });
-        let draining = web::Data::new(shutdown.clone());
         let server = HttpServer::new(move || {
             // Once a worker thread: a queue and a connection of its own.
             let connection = redis
@@ -117,12 +124,7 @@ impl Gateway {
                 .expect("the same settings have given a connection before");
             App::new()
                 .app_data(web::ThinData(AdmissionQueue::new(connection, &admission)))
-                .app_data(catalogue.clone())
-                .app_data(verifier.clone())
-                .app_data(receipts.clone())
-                .app_data(direct.clone())
-                .app_data(limits.clone())
-                .app_data(draining.clone())
+                .app_data(state.clone())
                 .wrap(from_fn(problem::localize))
                 .configure(routes::configure)
         })

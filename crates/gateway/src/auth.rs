@@ -12,6 +12,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 
+use crate::app::State;
 use crate::problem::Problem;
 
 /// Checks tokens with one key and one algorithm. Which algorithm is ours to say, never the token's.
@@ -92,9 +93,7 @@ impl FromRequest for Buyer {
     type Future = Ready<Result<Self, Problem>>;
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
-        let verifier = request
-            .app_data::<web::Data<TokenVerifier>>()
-            .expect("every app is built with a verifier");
-        ready(verifier.verify(request).map(Buyer))
+        let state = request.app_data::<web::Data<State>>().expect("every app is built with state");
+        ready(state.verifier.verify(request).map(Buyer))
     }
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use actix_web::{HttpRequest, HttpResponse, web};
-use flashsale_bootstrap::Shutdown;
 use flashsale_domain::{
     Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, Refusal, RejectReason,
     SaleId, SaleMode,
@@ -17,12 +16,11 @@ use tracing::error;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission_queue::{AdmissionQueue, NoDecision};
-use crate::app::Limits;
+use crate::app::State;
 use crate::auth::Buyer;
 use crate::catalogue::Catalogue;
-use crate::direct::DirectOrders;
 use crate::problem::{Problem, ProblemBody};
-use crate::receipts::{Receipt, ReceiptFault, Receipts};
+use crate::receipts::{Receipt, ReceiptFault};
 use crate::routes::sales::PriceView;
 use crate::routes::{rfc3339, time_of};
 
@@ -144,21 +142,18 @@ impl From<Order> for OrderView {
             description = "overloaded, sale-unavailable, outcome-unknown"),
     ),
 )]
-#[expect(clippy::too_many_arguments, reason = "each is an extractor; the framework passes them")]
 pub(crate) async fn place(
     request: HttpRequest,
     path: web::Path<String>,
     buyer: Buyer,
     body: web::Payload,
     queue: web::ThinData<AdmissionQueue>,
-    direct: web::Data<DirectOrders>,
-    catalogue: web::Data<Catalogue>,
-    limits: web::Data<Limits>,
+    state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
     let sale: SaleId = path.parse().map_err(|_| Problem::SaleNotFound)?;
-    let (mode, partition) = catalogue.route(sale).ok_or(Problem::SaleNotFound)?;
+    let (mode, partition) = state.catalogue.route(sale).ok_or(Problem::SaleNotFound)?;
     let digest = idempotency_key(&request)?.map(|key| key.digest());
-    check_body(&request, body, limits.body_bytes).await?;
+    check_body(&request, body, state.body_limit_bytes).await?;
 
     match (mode, partition) {
         (SaleMode::Queued, Some(partition)) => {
@@ -173,12 +168,12 @@ pub(crate) async fn place(
             count_admission(sale, label);
             let admission = outcome
                 .map_err(problem_of_no_decision)?
-                .map_err(|refusal| problem_of_refusal(refusal, sale, &catalogue))?;
+                .map_err(|refusal| problem_of_refusal(refusal, sale, &state.catalogue))?;
             Ok(accepted(sale, admission))
         }
         (SaleMode::Queued, None) => Err(Problem::SaleUnavailable),
         (SaleMode::Direct, _) => {
-            let answer = direct.place(sale, buyer.0, digest).await;
+            let answer = state.direct.place(sale, buyer.0, digest).await;
             let label = match &answer {
                 Ok(DirectAnswer::Placed(_)) => "admitted",
                 Ok(DirectAnswer::Replayed(_)) => "replayed",
@@ -191,7 +186,7 @@ pub(crate) async fn place(
                 DirectAnswer::Placed(order) => Ok(created(&order, false)),
                 DirectAnswer::Replayed(order) => Ok(created(&order, true)),
                 DirectAnswer::Refused(refusal) => {
-                    Err(problem_of_refusal(refusal, sale, &catalogue))
+                    Err(problem_of_refusal(refusal, sale, &state.catalogue))
                 }
                 DirectAnswer::IdTaken => Err(Problem::SaleUnavailable),
             }
@@ -346,8 +341,7 @@ pub(crate) async fn show(
     path: web::Path<String>,
     query: Result<web::Query<ShowQuery>, actix_web::Error>,
     buyer: Buyer,
-    receipts: web::Data<Receipts>,
-    shutdown: web::Data<Shutdown>,
+    state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
     let wait_s = query
         .ok()
@@ -360,16 +354,16 @@ pub(crate) async fn show(
     let deadline = Instant::now() + Duration::from_secs(wait_s);
     let mut pause = LOOK_AGAIN_MIN;
     loop {
-        let found = receipts.find(id, &buyer.0).await.map_err(unavailable)?;
+        let found = state.receipts.find(id, &buyer.0).await.map_err(unavailable)?;
         let order = OrderView::from(found.ok_or(Problem::OrderNotFound)?);
         let now = Instant::now();
-        if order.state != OrderState::Queued || now >= deadline || shutdown.is_requested() {
+        if order.state != OrderState::Queued || now >= deadline || state.draining.is_requested() {
             return Ok(HttpResponse::Ok().insert_header((CACHE_CONTROL, "no-store")).json(order));
         }
         // No connection is held while waiting.
         tokio::select! {
             () = sleep_until(deadline.min(now + pause)) => {}
-            () = shutdown.requested() => {}
+            () = state.draining.requested() => {}
         }
         pause = (pause * 2).min(LOOK_AGAIN_MAX);
     }
@@ -406,8 +400,7 @@ const LIMIT_MAX: u64 = 100;
 pub(crate) async fn list(
     query: Result<web::Query<ListQuery>, actix_web::Error>,
     buyer: Buyer,
-    receipts: web::Data<Receipts>,
-    catalogue: web::Data<Catalogue>,
+    state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
     let query = query.map_err(|error| Problem::InvalidRequest(error.to_string()))?.into_inner();
     let invalid = |what: String| Problem::InvalidRequest(what);
@@ -433,10 +426,10 @@ pub(crate) async fn list(
         limit: limit + 1,
     };
     let home = match sale_id {
-        Some(sale) => catalogue.route(sale).ok_or(Problem::SaleNotFound)?.1,
+        Some(sale) => state.catalogue.route(sale).ok_or(Problem::SaleNotFound)?.1,
         None => None,
     };
-    let mut orders = receipts.list(&buyer.0, &filter, home).await.map_err(unavailable)?;
+    let mut orders = state.receipts.list(&buyer.0, &filter, home).await.map_err(unavailable)?;
     let limit = usize::try_from(limit).expect("at most 100");
     let more = orders.len() > limit;
     orders.truncate(limit);

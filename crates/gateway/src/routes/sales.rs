@@ -8,7 +8,8 @@ use flashsale_domain::{SaleId, SaleMode, SaleState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::catalogue::{Catalogue, CatalogueSale};
+use crate::app::State;
+use crate::catalogue::CatalogueSale;
 use crate::problem::{Problem, ProblemBody};
 use crate::routes::{rfc3339, time_of};
 
@@ -100,10 +101,10 @@ impl From<CatalogueSale> for SaleView {
         (status = 304, description = "Nothing has changed but the time"),
     ),
 )]
-pub(crate) async fn list(request: HttpRequest, catalogue: web::Data<Catalogue>) -> HttpResponse {
-    let sales: Vec<SaleView> = catalogue.list().into_iter().map(SaleView::from).collect();
+pub(crate) async fn list(request: HttpRequest, state: web::Data<State>) -> HttpResponse {
+    let sales: Vec<SaleView> = state.catalogue.list().into_iter().map(SaleView::from).collect();
     let tag = tag_of(&sales);
-    let server_time = rfc3339(time_of(catalogue.now_ms()));
+    let server_time = rfc3339(time_of(state.catalogue.now_ms()));
     cached(&request, &tag, &SaleList { server_time, sales })
 }
 
@@ -120,12 +121,12 @@ pub(crate) async fn list(request: HttpRequest, catalogue: web::Data<Catalogue>) 
 pub(crate) async fn show(
     request: HttpRequest,
     path: web::Path<String>,
-    catalogue: web::Data<Catalogue>,
+    state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
     let id: SaleId = path.parse().map_err(|_| Problem::SaleNotFound)?;
-    let sale = SaleView::from(catalogue.find(id).ok_or(Problem::SaleNotFound)?);
+    let sale = SaleView::from(state.catalogue.find(id).ok_or(Problem::SaleNotFound)?);
     let tag = tag_of(&sale);
-    let server_time = rfc3339(time_of(catalogue.now_ms()));
+    let server_time = rfc3339(time_of(state.catalogue.now_ms()));
     Ok(cached(&request, &tag, &SaleAnswer { server_time, sale }))
 }
 
