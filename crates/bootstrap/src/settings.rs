@@ -65,6 +65,8 @@ pub struct HttpSettings {
     pub workers: usize,
     /// The largest request body.
     pub body_limit_bytes: usize,
+    /// The largest request line and headers together, in bytes.
+    pub head_limit_bytes: usize,
     /// How long an idle connection stays open; zero closes it after each answer.
     pub keep_alive: Duration,
     /// How long a client may take to send its request's head.
@@ -251,6 +253,7 @@ impl Settings {
                 listen: from.address("http.listen"),
                 workers: from.integer("http.workers", 0..=1024),
                 body_limit_bytes: from.integer("http.body_limit_bytes", 1024..=1_048_576),
+                head_limit_bytes: from.integer("http.head_limit_bytes", 1024..=131_072),
                 keep_alive: from.duration("http.keep_alive", secs(0)..=secs(3600)),
                 client_request_timeout: from
                     .duration("http.client_request_timeout", millis(100)..=secs(60)),

@@ -33,6 +33,8 @@ pub(crate) struct State {
     pub(crate) direct: DirectOrders,
     /// The largest request body, in bytes.
     pub(crate) body_limit_bytes: usize,
+    /// The largest request line and headers together, in bytes.
+    pub(crate) head_limit_bytes: usize,
     /// Requested when the gateway is to leave: who waits for something is answered now.
     pub(crate) draining: Shutdown,
 }
@@ -115,6 +117,7 @@ impl Gateway {
                 settings: self.settings.direct.clone(),
             },
             body_limit_bytes: http.body_limit_bytes,
+            head_limit_bytes: http.head_limit_bytes,
             draining: shutdown.clone(),
         });
         let server = HttpServer::new(move || {
@@ -125,6 +128,7 @@ impl Gateway {
             App::new()
                 .app_data(web::ThinData(AdmissionQueue::new(connection, &admission)))
                 .app_data(state.clone())
+                .wrap(from_fn(problem::limit_head))
                 .wrap(from_fn(problem::localize))
                 .configure(routes::configure)
         })

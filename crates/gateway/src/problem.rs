@@ -12,12 +12,13 @@ use actix_web::http::header::{
     self, ACCEPT_LANGUAGE, ALLOW, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use actix_web::middleware::Next;
-use actix_web::{HttpRequest, HttpResponse, ResponseError};
+use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
 use chrono::{DateTime, Utc};
 use flashsale_domain::OrderId;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::app::State;
 use crate::routes::rfc3339;
 
 /// What a buyer is told besides yes.
@@ -52,6 +53,8 @@ pub(crate) enum Problem {
     MethodNotAllowed(&'static str),
     /// The body is larger than this many bytes.
     TooLarge(usize),
+    /// Request line and headers are larger than this many bytes.
+    HeadTooLarge(usize),
     /// A body that is not JSON.
     UnsupportedMediaType,
     /// Too much to do; nothing was done.
@@ -137,6 +140,12 @@ impl Problem {
                 "The request is too large",
                 "请求内容过大",
             ),
+            Self::HeadTooLarge(_) => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "too-large",
+                "The request is too large",
+                "请求内容过大",
+            ),
             Self::UnsupportedMediaType => (
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported-media-type",
@@ -175,6 +184,9 @@ impl Problem {
             Self::Unauthorized(detail) => Some((*detail).to_owned()),
             Self::MethodNotAllowed(allowed) => Some(format!("allowed: {allowed}")),
             Self::TooLarge(limit) => Some(format!("a body has at most {limit} bytes")),
+            Self::HeadTooLarge(limit) => {
+                Some(format!("the request line and the headers have at most {limit} bytes"))
+            }
             Self::UnsupportedMediaType => Some("send application/json, or no body".to_owned()),
             Self::OutcomeUnknown => Some(
                 "send the same request with the same Idempotency-Key again: it is answered with \
@@ -275,6 +287,21 @@ pub(crate) async fn localize(
         }
         _ => Ok(response),
     }
+}
+
+/// Middleware: a request line and headers above the limit are refused before anything looks at them.
+pub(crate) async fn limit_head(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+    let state = request.app_data::<web::Data<State>>().expect("every app is built with state");
+    let limit = state.head_limit_bytes;
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    if target + headers.sum::<usize>() > limit {
+        return Err(Problem::HeadTooLarge(limit).into());
+    }
+    next.call(request).await
 }
 
 /// zh-CN when Chinese in some form is wanted more than English in some form.

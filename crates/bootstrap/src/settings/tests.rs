@@ -113,6 +113,7 @@ fn wrong_values_are_refused_with_what_is_allowed() {
                 "http.listen_on (from /etc/flashsale.toml)",
                 "did you mean http.listen?",
                 "body_limit_bytes",
+                "head_limit_bytes",
             ],
         ),
         (

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use flashsale_domain::{EntryId, SaleId, SaleState, UserId};
 use flashsale_storage_redis::{LoadedSale, Record, RecordItem, SaleAccount};
@@ -325,7 +326,9 @@ async fn a_load_that_was_overtaken_half_way_leaves_the_sale_unloaded() {
     let deployment = Deployment::empty().await;
     let partition = deployment.partition;
     let records = Arc::new(buyers(40_000));
+    let started = Instant::now();
     loop {
+        assert!(started.elapsed() < SOON, "every load was done before the later fence came");
         let fence = deployment.redis.fence(partition).await.unwrap();
         deployment.ask::<()>(&["DEL", &deployment.buyers_key()]).await;
         let (redis, all) = (deployment.redis.clone(), Arc::clone(&records));
@@ -338,7 +341,7 @@ async fn a_load_that_was_overtaken_half_way_leaves_the_sale_unloaded() {
         .await;
         let later = deployment.redis.fence(partition).await.unwrap();
         if load.await.expect("no panic").unwrap() {
-            continue; // It was done before the later fence came.
+            continue;
         }
         let last_id = later.last_id;
         assert!(deployment.redis.open_gate(later, last_id).await.unwrap());
