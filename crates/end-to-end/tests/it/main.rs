@@ -1,3 +1,4 @@
 //! Tests of the workspace as a whole: its layering, and its programs together.
 
 mod layering;
+mod licences;
