@@ -4,8 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::http::KeepAlive;
-use actix_web::middleware::from_fn;
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::http::{ConnectionType, KeepAlive};
+use actix_web::middleware::{Next, from_fn};
 use actix_web::{App, HttpServer, web};
 use anyhow::Context as _;
 use flashsale_bootstrap::telemetry::PrometheusHandle;
@@ -13,6 +15,7 @@ use flashsale_bootstrap::{AdminServer, Readiness, Settings, Shutdown};
 use flashsale_operations::connect;
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
+use tokio::time::sleep;
 use tracing::info;
 
 use crate::admission_queue::AdmissionQueue;
@@ -24,6 +27,11 @@ use crate::receipts::Receipts;
 use crate::routes;
 
 const CHECK_SERVING: &str = "serving";
+
+/// How long answers go on, each the last of its connection, before idle connections are closed. A
+/// connection that is closed at the moment in which its next request comes leaves that request
+/// without an answer; after this time only those are left that nobody has used for as long.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// What the routes need besides the admission queue, which each worker thread has its own of.
 pub(crate) struct State {
@@ -87,18 +95,20 @@ impl Gateway {
     /// Serves until the shutdown is requested; then answers what is in flight.
     ///
     /// # Errors
-    /// When a listener fails.
+    /// When the sales cannot be read at the start, or a listener fails.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let after_drain = Shutdown::new();
         let admin = tokio::spawn(self.admin.run(after_drain.clone()));
         let catalogue = Arc::new(Catalogue::default());
-        let follower = CatalogueFollower {
+        let mut follower = CatalogueFollower {
             catalogue: Arc::clone(&catalogue),
             database: self.database.clone(),
             redis: self.redis.clone(),
             readiness: self.readiness.clone(),
             refresh: self.settings.catalogue.refresh,
+            seen_ms: 0,
         };
+        follower.load().await.context("the sales cannot be read")?;
         let follower = tokio::spawn(follower.run(after_drain.clone()));
 
         let http_addr = self.listener.local_addr()?;
@@ -130,11 +140,14 @@ impl Gateway {
                 .app_data(state.clone())
                 .wrap(from_fn(problem::limit_head))
                 .wrap(from_fn(problem::localize))
+                .wrap(from_fn(end_connections_when_draining))
                 .configure(routes::configure)
         })
         .workers(if http.workers == 0 { cores() } else { http.workers })
         .keep_alive(keep_alive(http.keep_alive))
         .client_request_timeout(http.client_request_timeout)
+        // A buyer who hangs up is noticed at once, and not only when his answer cannot be written.
+        .h1_allow_half_closed(false)
         .shutdown_timeout(http.drain_deadline.as_secs())
         .disable_signals()
         .listen(self.listener)?
@@ -146,6 +159,7 @@ impl Gateway {
         shutdown.requested().await;
         info!("stopping: answering what is in flight");
         self.readiness.set_failed(CHECK_SERVING, "draining");
+        sleep(LAST_ANSWERS.min(http.drain_deadline)).await;
         handle.stop(true).await;
         server.await.context("the server ended badly")??;
         after_drain.request();
@@ -155,6 +169,20 @@ impl Gateway {
         info!("stopped");
         Ok(())
     }
+}
+
+/// Middleware: once the shutdown is requested, each answer is the last of its connection.
+async fn end_connections_when_draining(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+    let state = request.app_data::<web::Data<State>>().expect("every app is built with state");
+    let draining = state.draining.clone();
+    let mut response = next.call(request).await?;
+    if draining.is_requested() {
+        response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
+    }
+    Ok(response)
 }
 
 fn cores() -> usize {

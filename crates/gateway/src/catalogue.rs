@@ -75,15 +75,23 @@ pub(crate) struct CatalogueFollower {
     pub(crate) redis: Redis,
     pub(crate) readiness: Readiness,
     pub(crate) refresh: Duration,
+    /// The latest change seen, by the database's clock; 0 at first.
+    pub(crate) seen_ms: i64,
 }
 
 impl CatalogueFollower {
-    pub(crate) async fn run(self, shutdown: Shutdown) {
-        let mut seen_ms = 0;
+    /// Reads every sale once, before anybody may ask: a sale that is not known yet would be told to
+    /// buyers as one that does not exist.
+    pub(crate) async fn load(&mut self) -> Result<(), SqlFault> {
+        self.follow().await
+    }
+
+    /// Follows what changes, until the shutdown is requested.
+    pub(crate) async fn run(mut self, shutdown: Shutdown) {
         let mut last_read = Instant::now();
         let mut failing = false;
         while !shutdown.is_requested() {
-            match self.follow(&mut seen_ms).await {
+            match self.follow().await {
                 Ok(()) => {
                     if failing {
                         info!("the catalogue can be read again");
@@ -114,12 +122,13 @@ impl CatalogueFollower {
     }
 
     /// Takes over what changed in the database since the last look.
-    async fn follow(&self, seen_ms: &mut i64) -> Result<(), SqlFault> {
-        let changed = self.database.list_sales_changed((*seen_ms - OVERLAP_MS).max(0)).await?;
+    async fn follow(&mut self) -> Result<(), SqlFault> {
+        let since_ms = (self.seen_ms - OVERLAP_MS).max(0);
+        let changed = self.database.list_sales_changed(since_ms).await?;
         let known = self.catalogue.sales.load();
         let mut sales = Sales::clone(&known);
         for change in changed {
-            *seen_ms = change.changed_ms.max(*seen_ms);
+            self.seen_ms = change.changed_ms.max(self.seen_ms);
             let id = change.sale.id;
             let stock_left =
                 sales.get(&id).map_or(change.sale.stock_left, |entry| entry.stock_left);

@@ -12,7 +12,10 @@ use crate::routes::{orders, sales};
         description = "A limited stock, a crowd, a few seconds. Place an order, follow it, list \
                        your own. Ids are strings, times are RFC 3339 in UTC, money is minor units \
                        and an ISO 4217 currency. Problems are RFC 9457; their titles follow \
-                       Accept-Language (en, zh-CN).",
+                       Accept-Language (en, zh-CN). Besides those listed with each call: a path \
+                       that is none is answered `not-found` (404), a method that a path does not \
+                       have `method-not-allowed` (405), and a request line with headers above the \
+                       limit `too-large` (431).",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     paths(sales::list, sales::show, orders::place, orders::show, orders::list),

@@ -293,15 +293,16 @@ pub(crate) async fn localize(
 pub(crate) async fn limit_head(
     request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
     let state = request.app_data::<web::Data<State>>().expect("every app is built with state");
     let limit = state.head_limit_bytes;
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
     if target + headers.sum::<usize>() > limit {
-        return Err(Problem::HeadTooLarge(limit).into());
+        // A response, not an error: an error would pass `localize` by.
+        return Ok(request.error_response(Problem::HeadTooLarge(limit)));
     }
-    next.call(request).await
+    next.call(request).await.map(ServiceResponse::map_into_boxed_body)
 }
 
 /// zh-CN when Chinese in some form is wanted more than English in some form.

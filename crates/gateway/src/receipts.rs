@@ -48,13 +48,16 @@ impl Receipts {
         if !self.redis.partitions().any(|known| known == partition) {
             return Ok(None);
         }
-        if let Some(raw) = self.redis.find_entry(partition, entry).await? {
-            let order = decode(partition, &raw).ok();
-            return Ok(order.and_then(|order| owned(in_state(order, OrderState::Queued))));
-        }
+        let on_stream = self.redis.find_entry(partition, entry).await?;
+        // Asked although the entry is on the stream: it stays there for a while after it was set
+        // aside, and an order that is dead must not look as if it were still on its way.
         if let Some(letter) = self.redis.find_dead_letter(partition, entry).await? {
             let order = decode(partition, &letter.entry).ok();
             return Ok(order.and_then(|order| owned(in_state(order, OrderState::Dead))));
+        }
+        if let Some(raw) = on_stream {
+            let order = decode(partition, &raw).ok();
+            return Ok(order.and_then(|order| owned(in_state(order, OrderState::Queued))));
         }
         if let Some(stored) = self.database.find_order(id).await? {
             return Ok(owned(stored.order));

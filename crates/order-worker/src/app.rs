@@ -1,6 +1,7 @@
 //! The program: what it builds, how it runs, how it leaves.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use flashsale_bootstrap::settings::{Settings, WorkerSettings};
@@ -20,6 +21,9 @@ use crate::housekeeping::{CHECK_DATABASE, CHECK_READER, CHECK_REDIS, Housekeepin
 use crate::process::Processor;
 use crate::reader::{LastPoll, Reader};
 use crate::reclaim::Reclaimer;
+
+/// How long closing the connections may take; nothing is in flight on them by then.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 /// An order-worker, ready to run.
 pub struct OrderWorker {
@@ -105,7 +109,10 @@ impl OrderWorker {
         after_drain.request();
         housekeeping.await.context("housekeeping ended badly")?;
         admin.await.context("the admin listener ended badly")??;
-        self.database.close().await?;
+        match tokio::time::timeout(CLOSE_WITHIN, self.database.close()).await {
+            Ok(closed) => closed?,
+            Err(_) => warn!("the database does not answer; leaving its connections open"),
+        }
         anyhow::ensure!(drained, "work was still in hand at the drain deadline; it stays pending");
         info!("stopped");
         Ok(())

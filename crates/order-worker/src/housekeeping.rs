@@ -29,12 +29,16 @@ pub(crate) struct Housekeeping {
 
 impl Housekeeping {
     pub(crate) async fn run(self, shutdown: Shutdown) {
-        loop {
-            self.tick().await;
-            tokio::select! {
-                () = sleep(self.settings.trim_interval) => {}
-                () = shutdown.requested() => return,
+        let work = async {
+            loop {
+                self.tick().await;
+                sleep(self.settings.trim_interval).await;
             }
+        };
+        // A store that does not answer must not hold up the end.
+        tokio::select! {
+            () = work => {}
+            () = shutdown.requested() => {}
         }
     }
 

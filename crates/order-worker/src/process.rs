@@ -11,7 +11,7 @@ use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_domain::{EntryId, NewOrder, Partition};
 use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -27,6 +27,9 @@ pub struct Processor {
     partition: Partition,
     consumer: String,
     retry: (Duration, Duration),
+    /// How long a transaction may take. The server ends what is slow; only a connection that has
+    /// gone silent takes this long, and by now the entries are another worker's as well.
+    commit_timeout: Duration,
     /// When this fires, waiting for the infrastructure ends; what is not done stays pending.
     give_up: CancellationToken,
 }
@@ -59,7 +62,8 @@ impl Processor {
         give_up: CancellationToken,
     ) -> Self {
         let retry = (settings.retry_min, settings.retry_max);
-        Self { redis, database, partition, consumer, retry, give_up }
+        let commit_timeout = settings.reclaim_idle;
+        Self { redis, database, partition, consumer, retry, commit_timeout, give_up }
     }
 
     /// Processes a batch to its end, waiting out outages.
@@ -107,8 +111,16 @@ impl Processor {
         let mut to_do = if orders.is_empty() { Vec::new() } else { vec![0..orders.len()] };
         let mut backoff = Backoff::new(self.retry.0, self.retry.1);
         while let Some(range) = to_do.pop() {
-            match self.database.commit_orders(&orders[range.clone()]).await {
-                Ok(batch) => {
+            let commit = self.database.commit_orders(&orders[range.clone()]);
+            // A commit that is given up may still take place: its entries stay pending, and coming
+            // again changes nothing.
+            let committed = tokio::select! {
+                biased;
+                () = self.give_up.cancelled() => break,
+                committed = timeout(self.commit_timeout, commit) => committed,
+            };
+            let (blame, why) = match committed {
+                Ok(Ok(batch)) => {
                     if !backoff.is_fresh() {
                         info!(partition = %self.partition, "the database takes orders again");
                     }
@@ -117,24 +129,27 @@ impl Processor {
                     for (i, commit) in range.zip(&batch.outcomes) {
                         verdicts[i] = Some(verdict_of(commit));
                     }
+                    continue;
                 }
-                Err(failure) => match halve_or_blame(range.clone(), &failure) {
-                    Blame::Order(verdict) => verdicts[range.start] = Some(verdict),
-                    Blame::Halves(first, second) => to_do.extend([second, first]),
-                    Blame::Nobody => {
-                        // Said when it begins, not at every try: an outage has one line.
-                        if backoff.is_fresh() {
-                            warn!(partition = %self.partition, error = %failure,
-                                "the database does not take orders; waiting");
-                        }
-                        metrics::counter!("flashsale_worker_retries_total").increment(1);
-                        to_do.push(range);
-                        tokio::select! {
-                            () = sleep(backoff.pause()) => {}
-                            () = self.give_up.cancelled() => break,
-                        }
+                Ok(Err(failure)) => (halve_or_blame(range.clone(), &failure), failure.to_string()),
+                Err(elapsed) => (Blame::Nobody, elapsed.to_string()),
+            };
+            match blame {
+                Blame::Order(verdict) => verdicts[range.start] = Some(verdict),
+                Blame::Halves(first, second) => to_do.extend([second, first]),
+                Blame::Nobody => {
+                    // Said when it begins, not at every try: an outage has one line.
+                    if backoff.is_fresh() {
+                        warn!(partition = %self.partition, error = %why,
+                            "the database does not take orders; waiting");
                     }
-                },
+                    metrics::counter!("flashsale_worker_retries_total").increment(1);
+                    to_do.push(range);
+                    tokio::select! {
+                        () = sleep(backoff.pause()) => {}
+                        () = self.give_up.cancelled() => break,
+                    }
+                }
             }
         }
         verdicts

@@ -240,6 +240,11 @@ impl Redis {
     /// # Errors
     /// When Redis refuses or cannot be asked.
     pub async fn ensure_group(&self, partition: Partition) -> Result<bool, RedisFault> {
+        // A Redis without memory refuses XGROUP CREATE even where the group is there, and only
+        // workers that go on reading can make room.
+        if self.backlog(partition).await?.is_some() {
+            return Ok(false);
+        }
         let mut connection = self.connection().await?;
         // At 0, never at $: orders admitted before the first worker came are orders too.
         let created: Result<(), RedisError> = redis::cmd("XGROUP")

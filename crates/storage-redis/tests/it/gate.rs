@@ -65,6 +65,20 @@ async fn an_empty_partition_is_fenced_opened_and_then_sells() {
 }
 
 #[tokio::test]
+async fn a_partition_that_was_never_used_has_lost_no_orders() {
+    let deployment = Deployment::empty().await;
+    let partition = deployment.partition;
+    deployment.open_gate().await;
+    assert_eq!(deployment.redis.rebuilt_id(partition).await.unwrap(), None);
+
+    // A rebuild says up to where orders may have been lost.
+    let last_id = EntryId { ms: LOADED_MS, seq: 3 };
+    let fence = deployment.redis.fence(partition).await.unwrap();
+    assert!(deployment.redis.open_gate(fence, last_id).await.unwrap());
+    assert_eq!(deployment.redis.rebuilt_id(partition).await.unwrap(), Some(last_id));
+}
+
+#[tokio::test]
 async fn opening_makes_the_stream_and_its_group_so_that_no_order_can_be_missed() {
     let deployment = Deployment::selling(&sale(10)).await;
     deployment.admit(&crowd(10)).await;

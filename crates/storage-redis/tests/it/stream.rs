@@ -360,6 +360,11 @@ async fn an_unknown_undelivered_count_makes_the_total_unknown() {
     let backlog = deployment.redis.backlog(partition).await.unwrap().expect("a group");
     assert_eq!(backlog, Backlog { undelivered: None, pending: 1 });
     assert_eq!(backlog.total(), None);
+
+    // Once everything is delivered there is nothing to count.
+    deployment.read("worker", 10).await;
+    let backlog = deployment.redis.backlog(partition).await.unwrap().expect("a group");
+    assert_eq!(backlog, Backlog { undelivered: Some(0), pending: 4 });
 }
 
 #[tokio::test]

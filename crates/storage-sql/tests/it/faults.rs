@@ -288,17 +288,17 @@ async fn a_transaction_that_idles_is_ended_by_the_server() {
     holder.execute_unprepared("LOCK TABLE sales").await.unwrap();
     let mut call = Box::pin(impatient.commit_orders(&batch));
     // Driven until it has begun and waits for the lock, then never again: a process that hangs.
-    let begun = "SELECT EXISTS (SELECT FROM pg_stat_activity \
-                 WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    tokio::select! {
+    let waiting = "SELECT pid FROM pg_stat_activity \
+                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let its_session =
+        eventually(SOON, "a call that waits", async || database.column::<i32>(waiting).await.pop());
+    let pid = tokio::select! {
         result = &mut call => panic!("it did not wait: {result:?}"),
-        () = until(&database, "a call that waits", begun) => {}
-    }
-    let idle = "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = current_database() \
-                AND state LIKE 'idle in transaction%' AND pid <> pg_backend_pid() \
-                AND query NOT LIKE 'LOCK%'";
+        pid = its_session => pid,
+    };
     holder.rollback().await.unwrap();
-    until(&database, "the end of its transaction", idle).await;
+    let ended = format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = {pid}");
+    until(&database, "the end of its session", &ended).await;
 
     infrastructure(call.await);
     assert_eq!(committed(&impatient, &batch).await, vec![Commit::Inserted; 3]);

@@ -1,0 +1,124 @@
+//! Entries whose worker is gone, and entries that are gone under their worker.
+
+use std::time::Duration;
+
+use flashsale_storage_redis::GROUP;
+use flashsale_test_support::eventually;
+use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
+
+use crate::support::{Plan, SOON, Stand, on_both, only, run};
+
+on_both!(a_worker_leaves_what_a_peer_has_held_for_a_moment_only, async |stand: Stand| {
+    let sale = stand.publish(100).await;
+    stand.admit(&sale, "held", 10).await;
+    assert_eq!(stand.read("slow-peer", 10).await.len(), 10);
+    let worker = stand.worker().await;
+    stand.admit(&sale, "buyer", 10).await;
+    stand.wait_for_rows(10).await;
+    let held = stand.held().await;
+    assert_eq!(held.len(), 10);
+    assert!(held.iter().all(|(_, consumer, count)| consumer == "slow-peer" && *count == 1));
+    worker.stop().await.expect("a clean end");
+});
+
+async fn entries_of_a_dead_consumer_are_taken_over(stand: Stand) {
+    let sale = stand.publish(1_000).await;
+    let ids = stand.admit(&sale, "buyer", 800).await;
+    assert_eq!(stand.read("dead-peer", 800).await.len(), 800);
+    let worker = stand.worker().await;
+    let before = worker.metric("flashsale_reclaimed_total", "").await.unwrap_or(0.0);
+    stand.wait_for_rows(800).await;
+    stand.settle().await;
+    assert_eq!(stand.open_ids().await, ids.into_iter().collect());
+    let after = worker.metric("flashsale_reclaimed_total", "").await.expect("counted");
+    assert!(after >= before + 800.0, "{before} and {after}");
+    assert_eq!(stand.dead().await, []);
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_consumer_held_is_taken_over_sqlite() {
+    run(Plan::sqlite().impatient().stand().await, entries_of_a_dead_consumer_are_taken_over).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_consumer_held_is_taken_over_postgres() {
+    let plan = Plan::postgres().impatient();
+    run(plan.stand().await, entries_of_a_dead_consumer_are_taken_over).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_stands_behind_many_busy_entries_is_taken_over_too() {
+    // One call of XAUTOCLAIM looks at ten times its batch, that is at 100 entries.
+    let stand = Plan::sqlite().impatient().with("worker.batch", "10").stand().await;
+    let sale = stand.publish(1_000).await;
+    stand.admit(&sale, "busy", 350).await;
+    let busy = stand.read("busy-peer", 350).await;
+    stand.admit(&sale, "left", 320).await;
+    assert_eq!(stand.read("dead-peer", 320).await.len(), 320);
+
+    let mut keep = vec!["XCLAIM".to_owned(), stand.keys.orders(only()), GROUP.to_owned()];
+    keep.extend(["busy-peer".to_owned(), "0".to_owned()]);
+    keep.extend(busy.iter().map(|entry| entry.id.to_string()));
+    keep.push("JUSTID".to_owned());
+    let keep: Vec<&str> = keep.iter().map(String::as_str).collect();
+    let worker = stand.worker().await;
+    eventually(SOON, "the rows of the dead consumer", async || {
+        // Tells Redis that the busy one still works on them.
+        stand.ask::<redis::Value>(&keep).await;
+        stand.rows().await >= 320
+    })
+    .await;
+    let buyers: Vec<String> = stand.column("SELECT user_id FROM orders").await;
+    assert!(buyers.iter().all(|buyer| buyer.starts_with("left-")), "no busy entry was taken");
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn taking_over_counts_as_no_delivery() {
+    let stand = Plan::sqlite().impatient().stand().await;
+    let sale = stand.publish(100).await;
+    stand.admit(&sale, "buyer", 10).await;
+    assert_eq!(stand.read("dead-peer", 10).await.len(), 10);
+    // With the database locked, whoever takes the entries over goes on holding them.
+    let lock = stand.sql.begin().await.expect("a transaction");
+    lock.execute_unprepared("UPDATE sales SET title = title").await.expect("the write lock");
+    let worker = stand.worker().await;
+    eventually(SOON, "entries in other hands", async || {
+        stand.held().await.iter().all(|(_, consumer, _)| consumer != "dead-peer")
+    })
+    .await;
+    // Several rounds of taking over, by the worker from itself.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let held = stand.held().await;
+    assert_eq!(held.len(), 10);
+    assert!(held.iter().all(|(_, _, count)| *count == 1), "{held:?}");
+    lock.commit().await.expect("the lock can be given back");
+    stand.wait_for_rows(10).await;
+    assert_eq!(stand.dead().await, []);
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_deleted_while_pending_are_counted_and_the_others_go_on() {
+    let stand = Plan::sqlite().impatient().stand().await;
+    let sale = stand.publish(100).await;
+    let ids = stand.admit(&sale, "buyer", 10).await;
+    assert_eq!(stand.read("dead-peer", 10).await.len(), 10);
+    let (gone, kept) = ids.split_at(3);
+    for id in gone {
+        let entry = id.entry().to_string();
+        let deleted: i64 = stand.ask(&["XDEL", &stand.keys.orders(only()), &entry]).await;
+        assert_eq!(deleted, 1);
+    }
+    let worker = stand.worker().await;
+    let lost = async || worker.metric("flashsale_entries_lost_total", "").await.unwrap_or(0.0);
+    let before = lost().await;
+    stand.wait_for_rows(7).await;
+    eventually(SOON, "the lost entries", async || lost().await >= before + 3.0).await;
+    stand.settle().await;
+    assert_eq!(stand.open_ids().await, kept.iter().copied().collect());
+    stand.admit(&sale, "later", 10).await;
+    stand.wait_for_rows(17).await;
+    worker.stop().await.expect("a clean end");
+}

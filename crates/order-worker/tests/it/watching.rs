@@ -1,0 +1,90 @@
+//! What an operator sees of a worker: readiness and metrics.
+
+use flashsale_test_support::{PostgresServer, eventually};
+
+use crate::support::{Plan, SOON, Stand, blocking, on_both};
+
+on_both!(a_worker_is_ready_once_its_stores_have_answered, async |stand: Stand| {
+    stand.publish(10).await;
+    let worker = stand.worker().await;
+    worker.wait_for_readiness(true).await;
+    let (_, checks) = worker.readiness().await;
+    for check in ["\"database\":\"ok\"", "\"redis\":\"ok\"", "\"reader\":\"ok\""] {
+        assert!(checks.contains(check), "{checks}");
+    }
+    worker.stop().await.expect("a clean end");
+});
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_its_database_is_not_ready_until_it_is_back() {
+    let server = blocking(PostgresServer::start);
+    let stand = Plan::postgres_on(&server).stand().await;
+    stand.publish(10).await;
+    let worker = stand.worker().await;
+    worker.wait_for_readiness(true).await;
+    blocking(|| server.stop());
+    worker.wait_for_readiness(false).await;
+    blocking(|| server.start_again());
+    worker.wait_for_readiness(true).await;
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_metrics_that_others_rely_on_are_there() {
+    let stand = Plan::sqlite().with("redis.partitions", "7").impatient().stand().await;
+    let sale = stand.publish(100).await;
+    let partition = sale.partition.expect("a home");
+    let of_partition = format!("partition=\"{partition}\"");
+    stand.admit(&sale, "buyer", 40).await;
+    // A peer holds them, so that they wait, and are taken over.
+    stand.redis.ensure_group(partition).await.expect("a group");
+    let block = std::time::Duration::from_millis(10);
+    let mut peer = stand.redis.order_reader(partition, "dead-peer", block).await.expect("a reader");
+    assert_eq!(peer.read(10).await.expect("a reading").len(), 10);
+    // One that nobody can read.
+    let key = stand.keys.orders(partition);
+    stand.ask::<String>(&["XADD", &key, "*", "hello", "world"]).await;
+
+    let worker = stand.worker().await;
+    eventually(SOON, "a backlog", async || {
+        worker.metric("flashsale_stream_backlog", &of_partition).await
+    })
+    .await;
+    let committed = format!("sale=\"{}\",result=\"inserted\"", sale.id);
+    eventually(SOON, "the orders", async || {
+        worker.metric("flashsale_orders_committed_total", &committed).await.unwrap_or(0.0) >= 40.0
+    })
+    .await;
+    eventually(SOON, "the dead letter", async || {
+        worker.metric("flashsale_dead_letters", &of_partition).await == Some(1.0)
+    })
+    .await;
+    eventually(SOON, "nothing left to do", async || {
+        let backlog = worker.metric("flashsale_stream_backlog", &of_partition).await;
+        let oldest = worker.metric("flashsale_oldest_unapplied_seconds", &of_partition).await;
+        let both = (backlog, oldest);
+        if both == (Some(0.0), Some(0.0)) { Ok(()) } else { Err(both) }
+    })
+    .await;
+    for name in [
+        "flashsale_build_info",
+        "flashsale_reclaimed_total",
+        "flashsale_commit_lag_seconds_bucket",
+        "flashsale_commit_lag_seconds_count",
+        "flashsale_commit_batch_size_count",
+    ] {
+        let value = worker.metric(name, "").await.unwrap_or_else(|| panic!("no {name}"));
+        assert!(value > 0.0, "{name} is {value}");
+    }
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_a_schema_does_not_start() {
+    let stand = Plan::sqlite().stand().await;
+    stand.database.unmigrate().await.expect("the schema can be taken away");
+    let metrics = flashsale_bootstrap::telemetry::init_metrics().expect("one recorder");
+    let built = flashsale_order_worker::OrderWorker::build(&stand.settings, metrics).await;
+    let Err(error) = built else { panic!("it starts without a schema") };
+    assert!(format!("{error:#}").contains("salectl migrate"), "{error:#}");
+}
