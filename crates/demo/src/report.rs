@@ -52,13 +52,15 @@ impl Outcome<'_> {
         );
         for (count, what) in [
             (rushed.server_errors, "server errors"),
-            (rushed.client_errors, "client errors"),
             (rushed.transport_errors, "requests without an answer"),
             (rushed.unavailable, "requests refused as unavailable to the last try"),
             (rushed.contradictions, "contradictions"),
             (rushed.unconfirmed.unwrap_or(expected), "accepted orders not confirmed"),
         ] {
             require(count == 0, format!("{count} {what}"));
+        }
+        for (status, count) in &rushed.client_errors_by_status {
+            require(false, format!("{count} answers of status {status}"));
         }
         for example in &rushed.contradiction_examples {
             require(false, example.clone());
@@ -191,6 +193,8 @@ pub(crate) fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::options::DatabaseKind;
     use crate::programs::Finding;
@@ -222,7 +226,7 @@ mod tests {
                 already_ordered: 0,
                 sold_out: 20,
                 unavailable: 0,
-                client_errors: 0,
+                client_errors_by_status: BTreeMap::new(),
                 server_errors: 0,
                 transport_errors: 0,
                 retries: 0,
@@ -264,7 +268,12 @@ mod tests {
             (|o| o.rushed.order_holders = 9, "9 buyers hold 10 orders"),
             (|o| o.rushed.orders = 11, "10 buyers hold 11 orders"),
             (|o| o.rushed.server_errors = 1, "1 server errors"),
-            (|o| o.rushed.client_errors = 1, "1 client errors"),
+            (
+                |o| {
+                    o.rushed.client_errors_by_status.insert("404".to_owned(), 1);
+                },
+                "1 answers of status 404",
+            ),
             (|o| o.rushed.unavailable = 1, "1 requests refused as unavailable"),
             (|o| o.rushed.contradictions = 1, "1 contradictions"),
             (|o| o.rushed.unconfirmed = None, "10 accepted orders not confirmed"),

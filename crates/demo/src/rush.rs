@@ -1,5 +1,6 @@
 //! The crowd: `rush` presses the gateway while we watch, and kills a worker in the middle if asked.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -34,7 +35,7 @@ pub(crate) struct Rushed {
     pub(crate) already_ordered: u64,
     pub(crate) sold_out: u64,
     pub(crate) unavailable: u64,
-    pub(crate) client_errors: u64,
+    pub(crate) client_errors_by_status: BTreeMap<String, u64>,
     pub(crate) server_errors: u64,
     pub(crate) transport_errors: u64,
     pub(crate) retries: u64,

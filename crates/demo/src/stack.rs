@@ -125,6 +125,19 @@ impl Stack {
         sale["stock_left"].as_u64().with_context(|| format!("{url} gives no stock_left: {sale}"))
     }
 
+    /// Waits until the storefront shows a sale that was just published: the gateway follows the
+    /// database, `catalogue.refresh` behind it.
+    pub(crate) async fn wait_until_shown(&self, sale: &str) -> anyhow::Result<()> {
+        let started = Instant::now();
+        while let Err(error) = self.stock_left(sale).await {
+            if started.elapsed() > READY_WITHIN {
+                return Err(error.context(format!("sale {sale} is not on the storefront")));
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
     /// How many orders the living workers took over from dead ones; `None` when no metric says so.
     pub(crate) async fn reclaimed(&self) -> Option<u64> {
         let mut sum = None;

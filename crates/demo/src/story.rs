@@ -58,6 +58,7 @@ pub(crate) async fn tell(options: &Options) -> anyhow::Result<Told> {
     }
 
     let sale = stack.salectl().open_sale("Demo voucher", options.stock).await?;
+    stack.wait_until_shown(&sale).await?;
     say(&format!("sale {sale} is open: {} units\n", grouped(options.stock)))?;
     let receipts = stack.file("receipts.csv");
     let rushed = rush(&stack, &sale, options, &receipts).await?;
@@ -120,6 +121,7 @@ pub(crate) async fn tell_how_to_go_on(told: &Told) -> anyhow::Result<()> {
     let Told { stack, sale, .. } = told;
     let salectl = stack.salectl();
     let second = salectl.open_sale("Yours to buy", SECOND_STOCK).await?;
+    stack.wait_until_shown(&second).await?;
     let buyer = salectl.token("you", &["--ttl", TOKEN_TTL]).await?;
     let operator = salectl.token("operator", &["--admin", "--ttl", TOKEN_TTL]).await?;
     let (url, admin_url) = (&stack.gateway.url, &stack.gateway.admin_url);

@@ -38,15 +38,17 @@ fn every_problem_is_in_the_api_document_and_no_other() {
 #[test]
 fn every_metric_is_in_the_operations_document_and_no_other() {
     let mut emitted = BTreeSet::new();
-    for file in rust_files(&root().join("crates"), "src") {
+    for file in rust_files().iter().filter(|file| has_folder(file, "src")) {
         let code = fs::read_to_string(file).expect("a readable source file");
-        emitted.extend(code.split('"').skip(1).step_by(2).filter_map(metric).map(str::to_owned));
+        let literals = code.split("\"flashsale_").skip(1).filter_map(|rest| rest.split('"').next());
+        emitted.extend(literals.map(|rest| format!("flashsale_{rest}")).filter(|t| is_metric(t)));
     }
     assert!(emitted.len() >= 10, "the metrics are no longer found: {emitted:?}");
 
     let document = read("docs/operations.md");
     let described: BTreeSet<String> = code_spans(&document)
-        .filter_map(|span| metric(span.split('{').next().unwrap_or_default()))
+        .map(|span| span.split('{').next().unwrap_or_default())
+        .filter(|text| is_metric(text))
         .map(str::to_owned)
         .collect();
     assert_eq!(emitted, described, "crates/*/src and docs/operations.md");
@@ -55,9 +57,9 @@ fn every_metric_is_in_the_operations_document_and_no_other() {
 #[test]
 fn every_cited_test_exists() {
     let mut known = BTreeSet::new();
-    for file in rust_files(&root().join("crates"), "") {
+    for file in rust_files() {
         let code = fs::read_to_string(&file).expect("a readable source file");
-        let is_test_file = file.components().any(|part| part.as_os_str() == "tests");
+        let is_test_file = has_folder(&file, "tests");
         let mut before = "";
         for word in code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')) {
             // Macros make tests of names that only stand in their call.
@@ -84,7 +86,7 @@ fn every_cited_test_exists() {
 #[test]
 fn every_link_between_documents_leads_to_a_file_and_a_heading() {
     let mut broken = Vec::new();
-    for file in markdown_files(&root()) {
+    for file in files_with_ending(&root(), "md") {
         let document = fs::read_to_string(&file).expect("a readable document");
         for link in links(&document) {
             if link.contains("://") || link.starts_with("mailto:") {
@@ -126,18 +128,17 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The text if it is the name of one of our metrics and nothing else.
-fn metric(text: &str) -> Option<&str> {
-    let name = text.strip_prefix("flashsale_")?;
-    let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-    is_name.then_some(text)
+/// Whether the text is the name of one of our metrics and nothing else.
+fn is_metric(text: &str) -> bool {
+    let name = text.strip_prefix("flashsale_").unwrap_or_default();
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
 }
 
 fn is_test_name(text: &str) -> bool {
     let is_word = |word: &str| {
         !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
     };
-    metric(text).is_none()
+    !is_metric(text)
         && text.split('_').count() >= WORDS_OF_A_TEST_MIN
         && text.split('_').all(is_word)
 }
@@ -180,15 +181,14 @@ fn has_heading(document: &str, anchor: &str) -> bool {
     })
 }
 
-/// The Rust files below `folder` on whose path a folder `below` lies; all of them when it is empty.
-fn rust_files(folder: &Path, below: &str) -> Vec<PathBuf> {
-    let mut files = files_with_ending(folder, "rs");
-    files.retain(|file| below.is_empty() || file.components().any(|c| c.as_os_str() == below));
-    files
+fn rust_files() -> Vec<PathBuf> {
+    files_with_ending(&root().join("crates"), "rs")
 }
 
-fn markdown_files(folder: &Path) -> Vec<PathBuf> {
-    files_with_ending(folder, "md")
+/// Whether the file lies in a folder of this name, somewhere within the workspace.
+fn has_folder(file: &Path, name: &str) -> bool {
+    let within = file.strip_prefix(root()).expect("a file of the workspace");
+    within.components().any(|part| part.as_os_str() == name)
 }
 
 /// Leaves out what is built and what is hidden.

@@ -9,9 +9,14 @@ use futures_util::future::join_all;
 
 use crate::support::{Answer, SOON, TestApp, new_sale, now_ms, user, window_from_now};
 
-/// A test that must hold on either database.
+/// A test that must hold on either database. A buyer's lock is waited for as long as it takes.
 async fn on_both() -> [TestApp; 2] {
-    [TestApp::spawn().await, TestApp::spawn_on_postgres().await]
+    let postgres = PostgresServer::shared().create_database();
+    let lock_wait = ("direct.lock_wait", "20s");
+    [
+        TestApp::spawn_with(&[lock_wait]).await,
+        TestApp::spawn_with(&[lock_wait, ("database.url", &postgres)]).await,
+    ]
 }
 
 fn direct(stock: i64) -> NewSale {

@@ -415,6 +415,33 @@ on_both!(
     }
 );
 
+/// Rows that take their time, so that the two are certain to meet in the middle.
+#[tokio::test]
+async fn two_slow_batches_in_opposite_order_do_not_wait_in_a_circle() {
+    let database = TestDatabase::postgres().await;
+    let sales =
+        [database.published(&new_sale(100)).await, database.published(&new_sale(100)).await];
+    database
+        .execute(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS \
+               $$ BEGIN PERFORM pg_sleep(0.003); RETURN NEW; END $$; \
+             CREATE TRIGGER slowly BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION slowly()",
+        )
+        .await;
+    let left: Vec<_> =
+        (1..=60).zip(sales.iter().cycle()).map(|(id, sale)| order_of(sale, id)).collect();
+    let right: Vec<_> = left.iter().rev().cloned().collect();
+
+    let (left, right) = tokio::join!(database.commit_orders(&left), database.commit_orders(&right));
+
+    let both = [left.unwrap().outcomes, right.unwrap().outcomes];
+    let count = |outcome: Commit| both.iter().flatten().filter(|other| **other == outcome).count();
+    assert_eq!((count(Commit::Inserted), count(Commit::Redelivered)), (60, 60));
+    for sale in &sales {
+        assert_eq!(database.stock_left(sale).await, 70);
+    }
+}
+
 on_both!(two_workers_with_orders_of_one_slot_write_one_of_them, async |database: TestDatabase| {
     let sale = database.published(&new_sale(1_000)).await;
     for round in 0..20 {

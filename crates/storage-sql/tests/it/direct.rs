@@ -407,6 +407,16 @@ on_both!(
     }
 );
 
+/// Waits until `count` sessions of the database wait for a lock.
+async fn until_locked_out(database: &TestDatabase, count: i64) {
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    eventually(Duration::from_secs(20), "presses that wait", async || {
+        database.value::<i64>(waiting).await == count
+    })
+    .await;
+}
+
 /// The worst case of the race: all of them have seen the same free slot.
 #[tokio::test]
 async fn presses_that_meet_at_one_slot_take_one_after_the_other() {
@@ -415,13 +425,8 @@ async fn presses_that_meet_at_one_slot_take_one_after_the_other() {
     let holder = database.raw.begin().await.unwrap();
     holder.execute_unprepared("SELECT 1 FROM sales FOR UPDATE").await.unwrap();
     let presses = (1..=8).map(|id| (id, user_id("buyer"), None));
-    let all_wait = "SELECT count(*) = 8 FROM pg_stat_activity \
-                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let release = async {
-        eventually(Duration::from_secs(20), "eight presses that wait", async || {
-            database.value::<bool>(all_wait).await
-        })
-        .await;
+        until_locked_out(&database, 8).await;
         holder.rollback().await.unwrap();
     };
 
@@ -433,6 +438,27 @@ async fn presses_that_meet_at_one_slot_take_one_after_the_other() {
     let slots: Vec<i32> = database.column("SELECT slot FROM orders ORDER BY slot").await;
     assert_eq!(slots, (1..=8).collect::<Vec<_>>());
     assert_eq!(database.stock_left(&sale).await, 92);
+}
+
+#[tokio::test]
+async fn a_sale_that_is_paused_or_closed_while_a_press_waits_does_not_take_it() {
+    let database = TestDatabase::postgres().await;
+    for (state, refusal) in [("paused", Refusal::Paused), ("closed", Refusal::Ended)] {
+        let sale = database.published(&direct(10)).await;
+        let holder = database.raw.begin().await.unwrap();
+        let change = format!("UPDATE sales SET state = '{state}' WHERE id = {}", sale.id);
+        holder.execute_unprepared(&change).await.unwrap();
+        let release = async {
+            until_locked_out(&database, 1).await;
+            holder.commit().await.unwrap();
+        };
+
+        let (answer, ()) = tokio::join!(place(&database, 1, &sale, "buyer", None), release);
+
+        assert_eq!(answer, DirectAnswer::Refused(refusal));
+        assert_eq!(database.stock_left(&sale).await, 10);
+    }
+    assert_eq!(database.order_count().await, 0);
 }
 
 on_both!(a_closing_sale_takes_no_order_after_its_close, async |database: TestDatabase| {

@@ -1,0 +1,160 @@
+//! Where every unit of a sale is, and whether Redis and the database agree.
+
+use flashsale_domain::{SaleMode, SaleState};
+use flashsale_storage_sql::DirectAnswer;
+
+use crate::support::{Stand, new_sale, on_both, only, press, user_id};
+
+on_both!(a_ledger_balances_while_orders_are_queued_written_and_dead, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    stand.refuse_poison().await;
+    let fresh = stand.ledger(&sale).await;
+    assert_eq!((fresh.total, fresh.stock_left, fresh.queued), (20, 20, 0));
+    assert!(fresh.is_balanced(), "{:?}", fresh.problems);
+
+    stand.admit(&sale, "buyer", 6).await;
+    stand.admit(&sale, "poison", 2).await;
+    let queued = stand.ledger(&sale).await;
+    assert_eq!((queued.queued, queued.stock_left, queued.dead), (8, 20, 0));
+    assert!(queued.is_balanced(), "{:?}", queued.problems);
+    let redis = queued.redis.expect("loaded");
+    assert_eq!((redis.total, redis.available, redis.held), (20, 12, 8));
+
+    let some = stand.read(3).await;
+    assert_eq!(stand.process(some).await.done, 3);
+    let partly = stand.ledger(&sale).await;
+    assert_eq!((partly.queued, partly.awaiting_payment, partly.stock_left), (5, 3, 17));
+    assert!(partly.is_balanced(), "{:?}", partly.problems);
+
+    stand.work().await;
+    let applied = stand.ledger(&sale).await;
+    assert_eq!((applied.queued, applied.awaiting_payment, applied.dead), (0, 6, 2));
+    assert_eq!(applied.stock_left, 14);
+    assert!(applied.is_balanced(), "{:?}", applied.problems);
+    stand.assert_clean(&sale).await;
+});
+
+on_both!(a_dead_letter_that_holds_no_unit_is_no_imbalance, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    stand.refuse_poison().await;
+    stand.admit(&sale, "buyer", 2).await;
+    let entries = stand.read(10).await;
+    assert_eq!(stand.process(entries.clone()).await.done, 2);
+
+    // An entry that no admission has written.
+    let (key, id) = (stand.keys.orders(only()), sale.id.to_string());
+    let forged = ["v", "1", "s", &id, "u", "poison-forged", "b", "1", "e", "1"];
+    stand.ask::<String>(&[&["XADD", &key, "*"][..], &forged].concat()).await;
+    // An order that comes again with another key.
+    let mut changed = entries;
+    for (name, value) in &mut changed[0].fields {
+        if name == b"k" {
+            *value = press("somebody").digest.expect("a digest").as_str().as_bytes().to_vec();
+        }
+    }
+    assert_eq!(stand.process(changed).await.dead, 1);
+    assert_eq!(stand.work().await.dead, 1);
+
+    let ledger = stand.ledger(&sale).await;
+    assert!(ledger.is_balanced(), "{:?}", ledger.problems);
+    stand.assert_clean(&sale).await;
+});
+
+on_both!(
+    a_dead_letter_whose_slot_is_anothers_is_no_imbalance_after_a_rebuild,
+    async |stand: Stand| {
+        let sale = stand.publish(20).await;
+        let ids = stand.admit(&sale, "buyer", 1).await;
+        // Another row of the buyer, which Redis knows nothing of.
+        let other = flashsale_domain::OrderId::from_i64(ids[0].as_i64() - 4_096).expect("an id");
+        stand.insert_row(other, &sale, "buyer-0", "awaiting_payment").await;
+        stand
+            .execute(&format!(
+                "UPDATE sales SET stock_left = stock_left - 1 WHERE id = {}",
+                sale.id
+            ))
+            .await;
+        assert_eq!(stand.work().await.dead, 1);
+        stand.operations.rebuild_partition(only()).await.expect("rebuilt");
+        let ledger = stand.ledger(&sale).await;
+        assert!(ledger.is_balanced(), "{:?}", ledger.problems);
+        stand.assert_clean(&sale).await;
+    }
+);
+
+on_both!(units_that_appear_or_vanish_in_redis_are_an_imbalance, async |stand: Stand| {
+    for (field, delta) in [("stock", "3"), ("stock", "-3"), ("held", "2"), ("held", "-2")] {
+        let sale = stand.publish(20).await;
+        stand.admit(&sale, "buyer", 5).await;
+        stand.work().await;
+        let key = stand.keys.sale(only(), sale.id);
+        stand.ask::<i64>(&["HINCRBY", &key, field, delta]).await;
+        let ledger = stand.ledger(&sale).await;
+        assert!(!ledger.is_balanced(), "{field} {delta}");
+        assert!(ledger.problems.iter().any(|p| p.contains("redis")), "{:?}", ledger.problems);
+        stand.assert_found(&sale, "I7", "redis").await;
+    }
+});
+
+on_both!(units_that_move_wrongly_within_a_store_are_an_imbalance, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    stand.admit(&sale, "buyer", 5).await;
+    stand.work().await;
+    // Redis's own account still adds up; only the comparison tells.
+    let key = stand.keys.sale(only(), sale.id);
+    stand.ask::<i64>(&["HINCRBY", &key, "stock", "-1"]).await;
+    stand.ask::<i64>(&["HINCRBY", &key, "held", "1"]).await;
+    stand.assert_found(&sale, "I7", "redis holds 6 units").await;
+    stand.ask::<i64>(&["HINCRBY", &key, "stock", "2"]).await;
+    stand.ask::<i64>(&["HINCRBY", &key, "held", "-2"]).await;
+    stand.assert_found(&sale, "I7", "redis holds 4 units").await;
+    stand.ask::<i64>(&["HINCRBY", &key, "stock", "-1"]).await;
+    stand.ask::<i64>(&["HINCRBY", &key, "held", "1"]).await;
+    stand.assert_clean(&sale).await;
+
+    stand.execute(&format!("UPDATE sales SET stock_left = 16 WHERE id = {}", sale.id)).await;
+    stand.assert_found(&sale, "I7", "database: total 20").await;
+});
+
+on_both!(a_sale_that_redis_has_lost_is_an_imbalance_until_the_rebuild, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    stand.forget_everything(&[&sale]).await;
+    let ledger = stand.ledger(&sale).await;
+    assert!(ledger.redis.is_none() && !ledger.is_balanced());
+    assert!(ledger.problems[0].contains("rebuild"), "{:?}", ledger.problems);
+    stand.operations.rebuild_sale(sale.id).await.expect("rebuilt");
+    assert!(stand.ledger(&sale).await.is_balanced());
+});
+
+on_both!(a_direct_sale_has_its_ledger_in_the_database_alone, async |stand: Stand| {
+    let mut new = new_sale(3);
+    new.mode = SaleMode::Direct;
+    let sale = stand.operations.create_sale(&new).await.expect("a sale");
+    let sale = stand.operations.publish_sale(sale.id).await.expect("published");
+    assert_eq!(sale.state, SaleState::Published);
+    let mut receipts = Vec::new();
+    for user in ["a", "b"] {
+        let id = stand.redis.next_direct_order_id().await.expect("answered").expect("an id");
+        let user_id = user_id(user);
+        let placed = stand.database.place_direct_order(id, sale.id, &user_id, None, 20).await;
+        assert!(matches!(placed.expect("answered"), DirectAnswer::Placed(_)));
+        receipts.push(flashsale_operations::Receipt { order_id: id, user_id });
+    }
+    let ledger = stand.ledger(&sale).await;
+    assert!(ledger.redis.is_none() && ledger.is_balanced(), "{:?}", ledger.problems);
+    assert_eq!((ledger.total, ledger.stock_left, ledger.awaiting_payment), (3, 1, 2));
+    assert_eq!((ledger.queued, ledger.dead), (0, 0));
+    let audit = stand.operations.audit_sale(sale.id, &receipts).await.expect("an audit");
+    assert_eq!(audit.findings, []);
+    assert_eq!((audit.rows_checked, audit.receipts_checked), (2, 2));
+
+    stand.execute(&format!("UPDATE sales SET stock_left = 2 WHERE id = {}", sale.id)).await;
+    stand.assert_found(&sale, "I7", "database: total 3").await;
+});
+
+on_both!(an_unpublished_sale_balances, async |stand: Stand| {
+    let sale = stand.create(20).await;
+    let ledger = stand.ledger(&sale).await;
+    assert!(ledger.redis.is_none() && ledger.is_balanced(), "{:?}", ledger.problems);
+    stand.assert_clean(&sale).await;
+});

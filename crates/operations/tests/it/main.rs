@@ -1,0 +1,8 @@
+//! The operator's operations against real stores: a sale's life, its ledger, its audit, and loading
+//! Redis's memory anew.
+
+mod audit;
+mod ledger;
+mod life;
+mod rebuild;
+mod support;
