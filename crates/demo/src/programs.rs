@@ -1,10 +1,10 @@
 //! Our programs that run for a moment, with the settings of this demo alone: the settings of the
 //! person at the keyboard must not lead one of them to a real Redis.
 
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
 use anyhow::{Context as _, ensure};
-use flashsale_test_support::binary;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::process::Command;
@@ -12,9 +12,16 @@ use tokio::process::Command;
 /// `FLASHSALE__…` variables.
 pub(crate) type Settings = Vec<(&'static str, String)>;
 
+/// Where our program `name` lies: beside this one.
+pub(crate) fn path(name: &str) -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name(name);
+    ensure!(path.is_file(), "{} is not there: `make build` builds it", path.display());
+    Ok(path)
+}
+
 /// Our program `name` with these settings and no others; it ends when its future is dropped.
-pub(crate) fn command(name: &str, settings: &Settings) -> Command {
-    let mut command = Command::new(binary(name));
+pub(crate) fn command(name: &str, settings: &Settings) -> anyhow::Result<Command> {
+    let mut command = Command::new(path(name)?);
     for (key, _) in std::env::vars_os() {
         if key.to_string_lossy().starts_with("FLASHSALE") {
             command.env_remove(key);
@@ -24,7 +31,7 @@ pub(crate) fn command(name: &str, settings: &Settings) -> Command {
         .envs(settings.iter().map(|(key, value)| (key, value)))
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    command
+    Ok(command)
 }
 
 /// The operator's command line.
@@ -105,7 +112,7 @@ impl Salectl<'_> {
     }
 
     async fn run(&self, arguments: &[&str]) -> anyhow::Result<Output> {
-        let mut command = command("salectl", self.settings);
+        let mut command = command("salectl", self.settings)?;
         command.args(arguments).output().await.context("cannot run salectl")
     }
 }

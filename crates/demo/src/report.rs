@@ -123,7 +123,11 @@ impl Outcome<'_> {
             line(&name, grouped(count), note);
         }
         if rushed.retries > 0 {
-            line("retries", grouped(rushed.retries), "after a 502, 503 or 504".to_owned());
+            line(
+                "retries",
+                grouped(rushed.retries),
+                "after a 502, 503, 504 or a broken connection".to_owned(),
+            );
         }
         let rows = match audit.findings.iter().any(|finding| finding.invariant == "I4") {
             false => "every accepted order is a row under its buyer",

@@ -63,7 +63,7 @@ pub(crate) async fn rush(
     receipts: &Path,
 ) -> anyhow::Result<Rushed> {
     let number = |flag: &str, value: u64| [flag.to_owned(), value.to_string()];
-    let child = command("rush", &stack.settings)
+    let child = command("rush", &stack.settings)?
         .args(["--json", "--verify", "--url", &stack.gateway.url, "--sale", sale])
         .args(number("--buyers", options.buyers))
         .args(number("--repeat", REPEAT))

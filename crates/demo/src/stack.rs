@@ -5,14 +5,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use flashsale_test_support::{
-    PostgresServer, Program, RedisServer, TempDir, binary, free_port, temp_dir,
-};
+use flashsale_test_support::{PostgresServer, Program, RedisServer, TempDir, free_port, temp_dir};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::options::{DatabaseKind, Options};
-use crate::programs::{Salectl, Settings};
+use crate::programs::{Salectl, Settings, path};
 use crate::report::complain_text;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
@@ -179,7 +177,7 @@ impl Member {
     fn start(name: &'static str, program: &str, settings: &Settings) -> anyhow::Result<Self> {
         let (listen, admin_listen) =
             (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
-        let program = Program::builder(binary(program))
+        let program = Program::builder(path(program)?)
             .envs(settings)
             .env("FLASHSALE__HTTP__LISTEN", &listen)
             .env("FLASHSALE__ADMIN__LISTEN", &admin_listen)

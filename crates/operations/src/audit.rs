@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use flashsale_domain::{OrderId, Partition, Sale, SaleId, UserId};
-use flashsale_storage_redis::Record;
+use flashsale_storage_redis::{Record, RedisFault, decode};
 use flashsale_storage_sql::StoredOrder;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -223,10 +223,12 @@ impl Operations {
             let Some(row) = reading.rows.get(&id) else { continue };
             // The record may have been written since the records were read.
             let user = row.order.user_id.clone();
-            let record = self.redis.find_record(partition, reading.sale.id, &user).await?;
-            let held = record.is_some_and(|record| {
-                record.items.iter().any(|item| item.open && item.entry == id.entry())
-            });
+            let held = match self.redis.find_record(partition, reading.sale.id, &user).await {
+                Ok(record) => record.is_some_and(|record| record.holds(id.entry())),
+                // It cannot be read, which is a finding already.
+                Err(RedisFault::Reply { .. }) => true,
+                Err(fault) => return Err(fault.into()),
+            };
             if !held {
                 reading.find("I3", format!("row {id} of buyer {user} has no open record in Redis"));
             }
@@ -265,9 +267,16 @@ impl Operations {
                 None => {
                     let queued = self.redis.find_entry(id.partition(), id.entry()).await?;
                     let dead = self.redis.find_dead_letter(id.partition(), id.entry()).await?;
-                    if queued.is_none() && dead.is_none() {
-                        reading
-                            .find("I4", format!("order {id} was answered to {user} and is no row"));
+                    let told = format!("order {id} was answered to {user}");
+                    match queued.or(dead.map(|letter| letter.entry)) {
+                        None => reading.find("I4", format!("{told} and is no row")),
+                        Some(entry) => {
+                            if decode(id.partition(), &entry)
+                                .is_ok_and(|order| order.user_id != *user)
+                            {
+                                reading.find("I4", format!("{told} and is another's"));
+                            }
+                        }
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! The ledger: where each unit of a sale is, in Redis and in the database, and whether they agree.
 
-use flashsale_domain::{OrderState, Sale, SaleId, SaleState};
-use flashsale_storage_redis::decode;
+use flashsale_domain::{NewOrder, OrderState, Partition, Sale, SaleId, SaleState};
+use flashsale_storage_redis::{RedisFault, decode};
 use serde::Serialize;
 
 use crate::{OperationError, Operations, Refused};
@@ -25,7 +25,7 @@ pub struct Ledger {
     pub paid: i64,
     /// Rows that were refused after admission.
     pub rejected: i64,
-    /// Orders set aside for an operator.
+    /// Orders set aside for an operator that hold a unit.
     pub dead: i64,
     /// Units that are where they cannot be: 0, or something is wrong.
     pub imbalance: i64,
@@ -130,7 +130,14 @@ impl Operations {
         let backlog = self.redis.backlog(partition).await?;
         let letters = self.redis.list_dead_letters(partition).await?;
         let orders = letters.iter().filter_map(|letter| decode(partition, &letter.entry).ok());
-        let dead = orders.filter(|order| order.sale_id == sale.id).count();
+        let mut dead = Vec::new();
+        for order in orders.filter(|order| order.sale_id == sale.id) {
+            if self.holds_unit(partition, &order).await? {
+                dead.push(order.id);
+            }
+        }
+        // What is a row as well is counted there.
+        let dead = dead.len() - self.database.find_orders(&dead).await?.len();
         Ok(RedisReading {
             account: account.sale.map(|loaded| RedisAccount {
                 gate_open: account.gate_open,
@@ -142,6 +149,21 @@ impl Operations {
             nothing_queued: backlog.is_none_or(|backlog| backlog.total() == Some(0)),
             dead: i64::try_from(dead).expect("a count fits"),
         })
+    }
+
+    /// Whether the buyer's record says that this order holds a unit. An entry that no admission has
+    /// written holds none, nor does one whose slot a rebuild has found taken.
+    async fn holds_unit(
+        &self,
+        partition: Partition,
+        order: &NewOrder,
+    ) -> Result<bool, OperationError> {
+        match self.redis.find_record(partition, order.sale_id, &order.user_id).await {
+            Ok(record) => Ok(record.is_some_and(|record| record.holds(order.id.entry()))),
+            // A record that cannot be read; the audit names it.
+            Err(RedisFault::Reply { .. }) => Ok(false),
+            Err(fault) => Err(fault.into()),
+        }
     }
 }
 

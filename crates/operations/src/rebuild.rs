@@ -78,6 +78,8 @@ impl Operations {
         used: PartitionUse,
     ) -> Result<Rebuilt, OperationError> {
         let fence = self.redis.fence(partition).await?;
+        // Where the group is gone, nobody can say what is applied: all that is on the stream counts.
+        self.redis.ensure_group(partition).await?;
         self.wait_until_applied(partition).await?;
 
         // Listed after the fence: a sale published meanwhile is in the list or finds the gate closed.
@@ -85,7 +87,7 @@ impl Operations {
         let dead = self.list_dead_orders(partition).await?;
         let mut rebuilt = Rebuilt { partition: partition.number(), sales: Vec::new() };
         for sale in sales.iter().filter(|sale| sale.state != SaleState::Draft) {
-            let Some(epoch) = self.database.begin_epoch(sale.id).await? else { continue };
+            let epoch = self.raise_epoch(&fence, partition, sale).await?;
             let loaded = plan_load(&epoch, &dead);
             let (stock, held) = (loaded.stock, loaded.held);
             if !self.redis.load_sale(&fence, &loaded.sale, stock, held, &loaded.records).await? {
@@ -107,6 +109,31 @@ impl Operations {
             return Err(Refused::FenceLost(partition).into());
         }
         Ok(rebuilt)
+    }
+
+    /// Raises the sale's epoch, only while the fence is ours.
+    ///
+    /// A rebuilder that has lost it, and does not know yet, must not raise an epoch that the other
+    /// has loaded already: Redis would go on with the lower one, and every order admitted from then
+    /// on would count as lost. So the epoch to raise is read first, then the fence is looked at, and
+    /// then the epoch is raised if it is still the same. Whoever fences after that look reads the
+    /// epoch after it, and one of the two finds it changed.
+    async fn raise_epoch(
+        &self,
+        fence: &Fence,
+        partition: Partition,
+        sale: &Sale,
+    ) -> Result<NewEpoch, OperationError> {
+        let mut from = sale.epoch;
+        loop {
+            if !self.redis.holds_fence(fence).await? {
+                return Err(Refused::FenceLost(partition).into());
+            }
+            if let Some(epoch) = self.database.begin_epoch(sale.id, from).await? {
+                return Ok(epoch);
+            }
+            from = self.get_sale(sale.id).await?.epoch;
+        }
     }
 
     /// No order of before the fence can have a higher id than this.

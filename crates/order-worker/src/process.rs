@@ -108,7 +108,10 @@ impl Processor {
     /// Commits what can be committed. `None` where the waiting was given up.
     async fn commit(&self, orders: &[NewOrder]) -> Vec<Option<Verdict>> {
         let mut verdicts: Vec<Option<Verdict>> = orders.iter().map(|_| None).collect();
-        let mut to_do = if orders.is_empty() { Vec::new() } else { vec![0..orders.len()] };
+        let mut to_do = Vec::new();
+        if !orders.is_empty() {
+            to_do.push(0..orders.len());
+        }
         let mut backoff = Backoff::new(self.retry.0, self.retry.1);
         while let Some(range) = to_do.pop() {
             let commit = self.database.commit_orders(&orders[range.clone()]);

@@ -13,6 +13,13 @@ pub struct Record {
     pub items: Vec<RecordItem>,
 }
 
+impl Record {
+    /// Whether the order of this entry is in the record, and open.
+    pub fn holds(&self, entry: EntryId) -> bool {
+        self.items.iter().any(|item| item.open && item.entry == entry)
+    }
+}
+
 /// One order of a buyer's record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordItem {

@@ -5,7 +5,7 @@ use redis::Value;
 
 use crate::connect::random_token;
 use crate::order_stream::GROUP;
-use crate::scripts::{FENCE, LOAD, OPEN, PUBLISH, READ_SALE, SET_SALE_STATE};
+use crate::scripts::{FENCE, HOLDS_FENCE, LOAD, OPEN, PUBLISH, READ_SALE, SET_SALE_STATE};
 use crate::{Record, Redis, RedisFault};
 
 /// Records a chunk of `load`. Lua's `unpack` fails above some 8,000 values; a record is two.
@@ -237,6 +237,20 @@ impl Redis {
             .await?;
         let last_id = last_id.parse().map_err(|_| RedisFault::reply("fence", last_id))?;
         Ok(Fence { partition, token, replid, now_ms, last_id })
+    }
+
+    /// Whether the fence is still ours, and the server the same.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn holds_fence(&self, fence: &Fence) -> Result<bool, RedisFault> {
+        let held: i64 = HOLDS_FENCE
+            .key(self.keys.gate(fence.partition))
+            .arg(&fence.token)
+            .arg(&fence.replid)
+            .invoke_async(&mut self.connection().await?)
+            .await?;
+        Ok(held == 1)
     }
 
     /// Loads a sale behind the fence: `stock` units for sale, and the records of all its buyers.

@@ -24,6 +24,7 @@ script!(
     "admit.lua"
 );
 script!(FENCE = "lib/gate.lua", "fence.lua");
+script!(HOLDS_FENCE = "lib/gate.lua", "holds_fence.lua");
 script!(LOAD = "lib/gate.lua", "load.lua");
 script!(OPEN = "lib/gate.lua", "lib/order_id.lua", "open.lua");
 script!(PUBLISH = "lib/gate.lua", "publish.lua");

@@ -38,19 +38,24 @@ pub struct HeldOrder {
 }
 
 impl Database {
-    /// Raises a sale's epoch and reads its orders, in one transaction: what a worker commits
-    /// afterwards for the old epoch is no longer taken.
+    /// Raises a sale's epoch above `from` and reads its orders, in one transaction: what a worker
+    /// commits afterwards for the old epoch is no longer taken. `None` when there is no such sale, or
+    /// its epoch is another one by now: somebody else rebuilds it.
     ///
     /// # Errors
     /// When the database refuses or cannot be asked.
-    pub async fn begin_epoch(&self, id: SaleId) -> Result<Option<NewEpoch>, SqlFault> {
+    pub async fn begin_epoch(&self, id: SaleId, from: i64) -> Result<Option<NewEpoch>, SqlFault> {
         let transaction = self.begin_write().await?;
         let raise = Query::update()
             .table(sale::Entity)
             .value(sale::Column::Epoch, Expr::col(sale::Column::Epoch).add(1))
             .and_where(Expr::col(sale::Column::Id).eq(id.as_i64()))
+            .and_where(Expr::col(sale::Column::Epoch).eq(from))
             .to_owned();
-        transaction.execute(&raise).await?;
+        if transaction.execute(&raise).await?.rows_affected() == 0 {
+            transaction.rollback().await?;
+            return Ok(None);
+        }
         let Some(row) = sale::Entity::find_by_id(id.as_i64()).one(&transaction).await? else {
             transaction.rollback().await?;
             return Ok(None);

@@ -90,6 +90,11 @@ async fn a_killed_redis_is_answered_for_and_works_again_after_a_rebuild() {
         let limit = Duration::from_secs(1) + MARGIN;
         assert!(started.elapsed() < limit, "press {press} took {:?}", started.elapsed());
     }
+    // A connection that is refused has carried nothing: then the outcome is known.
+    eventually(SOON, "nothing was done", async || {
+        app.place_with_key(sale, "bob", "k1").await.problem() == (503, "sale-unavailable")
+    })
+    .await;
     eventually(SOON, "not ready", async || {
         let ready = app.admin("/readyz").await;
         ready.status == 503 && ready.body["checks"]["redis"] != "ok"

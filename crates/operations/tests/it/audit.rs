@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use flashsale_domain::{OrderId, Sale};
 use flashsale_operations::Receipt;
 
-use crate::support::{Stand, on_both, only, press, user_id};
+use crate::support::{Stand, neighbour, on_both, only, press, user_id};
 
 /// A sale of twenty units with ten written orders, all well.
 async fn sold(stand: &Stand) -> (Sale, Vec<OrderId>) {
@@ -55,7 +56,7 @@ on_both!(a_missing_row_is_found, async |stand: Stand| {
 
 on_both!(an_open_row_that_redis_knows_nothing_of_is_found, async |stand: Stand| {
     let (sale, ids) = sold(&stand).await;
-    let extra = OrderId::from_i64(ids[0].as_i64() - 4_096).expect("an id");
+    let extra = neighbour(ids[0], -1);
     stand.insert_row(extra, &sale, "smuggler", "awaiting_payment").await;
     stand.assert_found(&sale, "I3", &format!("row {extra} of buyer smuggler")).await;
     stand.assert_found(&sale, "I7", "").await;
@@ -75,7 +76,7 @@ on_both!(a_row_of_another_buyer_than_the_record_says_is_found, async |stand: Sta
 on_both!(a_buyer_with_two_open_rows_is_found, async |stand: Stand| {
     let (sale, ids) = sold(&stand).await;
     stand.execute("DROP INDEX orders_one_open_per_slot").await;
-    let second = OrderId::from_i64(ids[0].as_i64() - 4_096).expect("an id");
+    let second = neighbour(ids[0], -1);
     stand.insert_row(second, &sale, "buyer-2", "awaiting_payment").await;
     stand.assert_found(&sale, "I2", "buyer \"buyer-2\" has 2 open rows").await;
 });
@@ -100,7 +101,7 @@ on_both!(a_record_that_nobody_can_read_is_found, async |stand: Stand| {
 
 on_both!(an_answer_without_an_order_is_found, async |stand: Stand| {
     let (sale, ids) = sold(&stand).await;
-    let nobodys = OrderId::from_i64(ids[9].as_i64() + 4_096).expect("an id");
+    let nobodys = neighbour(ids[9], 1);
     let told = [receipt(nobodys, "buyer-0"), receipt(ids[1], "buyer-1")];
     let findings = stand.operations.audit_sale(sale.id, &told).await.expect("an audit").findings;
     assert_eq!(findings.len(), 1, "{findings:?}");
@@ -142,11 +143,14 @@ on_both!(an_audit_of_a_running_sale_finds_nothing, async |stand: Stand| {
     let over = Arc::new(AtomicBool::new(false));
     let buyers = async {
         let mut number = 0;
+        // 2,000 orders a second.
+        let mut pace = tokio::time::interval(Duration::from_millis(10));
         while !over.load(Ordering::Relaxed) {
             let presses: Vec<_> =
                 (number..number + 20).map(|i| press(&format!("buyer-{i}"))).collect();
             assert!(stand.press(&sale, &presses).await.iter().all(Result::is_ok));
             number += 20;
+            pace.tick().await;
         }
         number
     };

@@ -3,7 +3,7 @@
 use flashsale_domain::{SaleMode, SaleState};
 use flashsale_storage_sql::DirectAnswer;
 
-use crate::support::{Stand, new_sale, on_both, only, press, user_id};
+use crate::support::{Stand, neighbour, new_sale, on_both, only, press, user_id};
 
 on_both!(a_ledger_balances_while_orders_are_queued_written_and_dead, async |stand: Stand| {
     let sale = stand.publish(20).await;
@@ -66,7 +66,7 @@ on_both!(
         let sale = stand.publish(20).await;
         let ids = stand.admit(&sale, "buyer", 1).await;
         // Another row of the buyer, which Redis knows nothing of.
-        let other = flashsale_domain::OrderId::from_i64(ids[0].as_i64() - 4_096).expect("an id");
+        let other = neighbour(ids[0], -1);
         stand.insert_row(other, &sale, "buyer-0", "awaiting_payment").await;
         stand
             .execute(&format!(

@@ -70,6 +70,12 @@ pub(crate) fn user_id(id: &str) -> UserId {
     UserId::new(id).expect("a buyer's id")
 }
 
+/// The id that the same partition gives so many milliseconds later.
+pub(crate) fn neighbour(id: OrderId, ms: i64) -> OrderId {
+    // Below the milliseconds lie 10 bits of partition and 12 of sequence.
+    OrderId::from_i64(id.as_i64() + (ms << 22)).expect("an order id")
+}
+
 /// A press of the buyer with a key of his own, so that pressing again is a replay.
 pub(crate) fn press(user: &str) -> AdmissionRequest {
     let key = IdempotencyKey::new(format!("key-of-{user}")).expect("a key");

@@ -16,7 +16,7 @@ fn refused(outcome: &Commit) -> &CommitRefusal {
 
 /// The sale as it is after a rebuild.
 async fn rebuilt(database: &TestDatabase, sale: &Sale) -> Sale {
-    let epoch = database.begin_epoch(sale.id).await.expect("the epoch can be raised");
+    let epoch = database.begin_epoch(sale.id, sale.epoch).await.expect("the epoch can be raised");
     epoch.expect("the sale is there").sale
 }
 

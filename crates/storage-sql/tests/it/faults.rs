@@ -124,7 +124,7 @@ async fn a_locked_sqlite_file_is_infrastructure_and_can_still_be_read() {
     let refused = [
         impatient.insert_sale(&new_sale(1)).await.map(drop).unwrap_err(),
         impatient.set_sale_state(sale.id, SaleState::Paused).await.map(drop).unwrap_err(),
-        impatient.begin_epoch(sale.id).await.map(drop).unwrap_err(),
+        impatient.begin_epoch(sale.id, sale.epoch).await.map(drop).unwrap_err(),
         impatient
             .place_direct_order(order_id(1), sale.id, &user_id("buyer"), None, 20)
             .await
@@ -150,12 +150,12 @@ async fn a_sqlite_writer_waits_for_a_lock_that_is_given_back() {
     let holder = database.raw.begin().await.unwrap();
     holder.execute_unprepared("UPDATE sales SET title = 'held'").await.unwrap();
 
-    let waiting = tokio::spawn({
+    let mut waiting = tokio::spawn({
         let (database, batch) = (Database::clone(&database), batch.clone());
         async move { database.commit_orders(&batch).await }
     });
-    tokio::task::yield_now().await;
-    assert!(!waiting.is_finished());
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut waiting).await;
+    assert!(early.is_err(), "it did not wait: {early:?}");
     holder.commit().await.unwrap();
 
     assert_eq!(waiting.await.unwrap().unwrap().outcomes, vec![Commit::Inserted; 3]);
@@ -377,7 +377,7 @@ async fn a_rebuild_under_a_batch_moves_it() {
     let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
                  WHERE datname = current_database() AND wait_event_type = 'Lock')";
     until(&database, "a batch that waits", waits).await;
-    let begun = database.begin_epoch(sale.id).await.unwrap().unwrap();
+    let begun = database.begin_epoch(sale.id, sale.epoch).await.unwrap().unwrap();
     assert!(begun.orders.is_empty());
     holder.rollback().await.unwrap();
 

@@ -14,23 +14,25 @@ on_both!(a_new_epoch_is_one_higher_and_only_this_sales, async |database: TestDat
     database.commit_orders(&orders_of(&sale, 1..=3)).await.unwrap();
 
     for epoch in [2, 3, 4] {
-        let begun = database.begin_epoch(sale.id).await.unwrap().unwrap();
+        let begun = database.begin_epoch(sale.id, epoch - 1).await.unwrap().unwrap();
         assert_eq!(begun.sale.epoch, epoch);
         assert_eq!(begun.sale.stock_left, 7);
         assert_eq!(database.find_sale(sale.id).await.unwrap(), Some(begun.sale));
+        // Somebody who has not heard of it.
+        assert!(database.begin_epoch(sale.id, epoch - 1).await.unwrap().is_none());
     }
     assert_eq!(database.find_sale(other.id).await.unwrap(), Some(other));
     let missing = SaleId::from_i64(4_711).unwrap();
-    assert!(database.begin_epoch(missing).await.unwrap().is_none());
+    assert!(database.begin_epoch(missing, 1).await.unwrap().is_none());
 });
 
-on_both!(two_rebuilds_at_once_get_different_epochs, async |database: TestDatabase| {
+on_both!(of_two_rebuilds_at_once_one_raises_the_epoch, async |database: TestDatabase| {
     let sale = database.published(&new_sale(10)).await;
     let (first, second) =
-        tokio::join!(database.begin_epoch(sale.id), database.begin_epoch(sale.id));
-    let mut epochs = [first, second].map(|begun| begun.unwrap().unwrap().sale.epoch);
-    epochs.sort_unstable();
-    assert_eq!(epochs, [2, 3]);
+        tokio::join!(database.begin_epoch(sale.id, 1), database.begin_epoch(sale.id, 1));
+    let begun: Vec<_> = [first, second].into_iter().filter_map(|begun| begun.unwrap()).collect();
+    assert_eq!(begun.len(), 1);
+    assert_eq!(begun[0].sale.epoch, 2);
 });
 
 on_both!(every_order_is_read_with_what_redis_should_know_of_it, async |database: TestDatabase| {
@@ -69,7 +71,7 @@ on_both!(every_order_is_read_with_what_redis_should_know_of_it, async |database:
         digest: None,
     });
 
-    let begun = database.begin_epoch(sale.id).await.unwrap().unwrap();
+    let begun = database.begin_epoch(sale.id, sale.epoch).await.unwrap().unwrap();
 
     assert_eq!(begun.orders, expected);
 });
@@ -78,14 +80,14 @@ on_both!(
     an_order_lost_with_redis_is_left_out_and_other_rejected_ones_are_not,
     async |database: TestDatabase| {
         let old = database.published(&new_sale(10)).await;
-        let begun = database.begin_epoch(old.id).await.unwrap().unwrap();
+        let begun = database.begin_epoch(old.id, old.epoch).await.unwrap().unwrap();
         database.commit_orders(&[order_of(&old, 1), order_of(&begun.sale, 2)]).await.unwrap();
         for (id, reason) in [(3, "NULL"), (4, "'stock-gone'")] {
             database.insert_order(id, &old, &format!("user-{id}"), 1, OrderState::Rejected).await;
             database.execute(&format!("UPDATE orders SET reason = {reason} WHERE id = {id}")).await;
         }
 
-        let begun = database.begin_epoch(old.id).await.unwrap().unwrap();
+        let begun = database.begin_epoch(old.id, begun.sale.epoch).await.unwrap().unwrap();
 
         let held: Vec<(i64, bool)> =
             begun.orders.iter().map(|held| (held.id.as_i64(), held.open)).collect();
@@ -98,7 +100,7 @@ on_both!(
     async |database: TestDatabase| {
         let old = database.published(&new_sale(10)).await;
         database.commit_orders(&orders_of(&old, 1..=3)).await.unwrap();
-        let begun = database.begin_epoch(old.id).await.unwrap().unwrap();
+        let begun = database.begin_epoch(old.id, old.epoch).await.unwrap().unwrap();
         assert_eq!(begun.orders.len(), 3);
 
         let late = database.commit_orders(&orders_of(&old, 3..=6)).await.unwrap();
@@ -117,7 +119,7 @@ on_both!(the_epoch_and_the_orders_are_of_one_moment, async |database: TestDataba
         let sale = database.published(&new_sale(100)).await;
         let batch = orders_of(&sale, round * 50 + 1..=round * 50 + 50);
         let (committed, begun) =
-            tokio::join!(database.commit_orders(&batch), database.begin_epoch(sale.id));
+            tokio::join!(database.commit_orders(&batch), database.begin_epoch(sale.id, sale.epoch));
         let begun = begun.unwrap().unwrap();
         // Committed before the new epoch: all are read. After it, or at once with it: none counts.
         let held = i64::try_from(begun.orders.len()).unwrap();
