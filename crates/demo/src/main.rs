@@ -1,5 +1,5 @@
 //! `demo`, what `make demo` runs: a whole sale on private servers, from an empty database to the
-//! audit, and then the storefront until Ctrl-C.
+//! audit; then everything stays up until Ctrl-C.
 //!
 //! It drives the real programs from outside, as an operator and a crowd would: `salectl`, `rush`,
 //! and HTTP. It touches nothing that it did not start, and whatever it started ends with it.

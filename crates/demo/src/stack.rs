@@ -115,7 +115,7 @@ impl Stack {
         self.directory.path().join(name)
     }
 
-    /// How many units the storefront shows as left, by the buyers' API.
+    /// How many units are left, by the buyers' API.
     pub(crate) async fn stock_left(&self, sale: &str) -> anyhow::Result<u64> {
         let url = format!("{}/api/v1/sales/{sale}", self.gateway.url);
         let answer = self.http.get(&url).send().await?.error_for_status()?;
@@ -123,13 +123,13 @@ impl Stack {
         sale["stock_left"].as_u64().with_context(|| format!("{url} gives no stock_left: {sale}"))
     }
 
-    /// Waits until the storefront shows a sale that was just published: the gateway follows the
+    /// Waits until the gateway shows a sale that was just published: the gateway follows the
     /// database, `catalogue.refresh` behind it.
     pub(crate) async fn wait_until_shown(&self, sale: &str) -> anyhow::Result<()> {
         let started = Instant::now();
         while let Err(error) = self.stock_left(sale).await {
             if started.elapsed() > READY_WITHIN {
-                return Err(error.context(format!("sale {sale} is not on the storefront")));
+                return Err(error.context(format!("sale {sale} is not shown")));
             }
             sleep(POLL).await;
         }

@@ -132,9 +132,8 @@ pub(crate) async fn tell_how_to_go_on(told: &Told) -> anyhow::Result<()> {
     say(&format!(
         "
 all of it stays up until Ctrl-C:
-  storefront      {url}/
-  API             {url}/docs, {url}/openapi.json
-  operators       {admin_url}/, {admin_url}/metrics
+  API documents   {url}/docs, {url}/openapi.json
+  metrics         {admin_url}/metrics
 
 order one of the {SECOND_STOCK} units of sale {second}:
   curl -i -X POST {url}/api/v1/sales/{second}/orders -H 'Idempotency-Key: my-first' \\

@@ -2,7 +2,7 @@
 //! breaks them. A finding counts only when it persists over two readings, because a sale that is
 //! running moves between one store's reading and the other's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use flashsale_domain::{OrderId, Partition, Sale, SaleId, UserId};
@@ -31,7 +31,9 @@ pub struct Audit {
     pub records_checked: usize,
     /// Receipts.
     pub receipts_checked: usize,
-    /// What is broken; empty when the sale is clean.
+    /// How much is broken; 0 when the sale is clean.
+    pub findings_total: usize,
+    /// What is broken: of each invariant the first ten.
     pub findings: Vec<Finding>,
     /// The sale's ledger.
     pub ledger: Ledger,
@@ -40,7 +42,7 @@ pub struct Audit {
 impl Audit {
     /// Whether nothing is broken.
     pub const fn is_clean(&self) -> bool {
-        self.findings.is_empty()
+        self.findings_total == 0
     }
 }
 
@@ -68,15 +70,25 @@ struct Reading {
     ledger: Ledger,
     rows: HashMap<OrderId, StoredOrder>,
     records: HashMap<String, Record>,
-    findings: Vec<Finding>,
+    /// By invariant and subject: what is the same finding in another reading, whatever its figures
+    /// say by then. In order, so that the first ones are the same ones each time.
+    findings: BTreeMap<(&'static str, String), String>,
 }
 
 impl Reading {
-    fn find(&mut self, invariant: &'static str, what: String) {
-        let named = self.findings.iter().filter(|f| f.invariant == invariant).count();
-        if named < NAMED_MAX {
-            self.findings.push(Finding { invariant, what });
+    fn find(&mut self, invariant: &'static str, subject: impl Into<String>, what: String) {
+        self.findings.insert((invariant, subject.into()), what);
+    }
+
+    /// The first findings of each invariant.
+    fn named_findings(&self) -> Vec<Finding> {
+        let mut named: Vec<Finding> = Vec::new();
+        for ((invariant, _), what) in &self.findings {
+            if named.iter().filter(|finding| finding.invariant == *invariant).count() < NAMED_MAX {
+                named.push(Finding { invariant, what: what.clone() });
+            }
         }
+        named
     }
 }
 
@@ -94,16 +106,17 @@ impl Operations {
         let mut reading = self.read_both(id, receipts).await?;
         if !reading.findings.is_empty() {
             sleep(RECHECK_AFTER).await;
-            let before: HashSet<Finding> = reading.findings.into_iter().collect();
+            let before = reading.findings;
             reading = self.read_both(id, receipts).await?;
-            reading.findings.retain(|finding| before.contains(finding));
+            reading.findings.retain(|finding, _| before.contains_key(finding));
         }
         Ok(Audit {
             sale_id: id,
             rows_checked: reading.rows.len(),
             records_checked: reading.records.len(),
             receipts_checked: receipts.len(),
-            findings: reading.findings,
+            findings_total: reading.findings.len(),
+            findings: reading.named_findings(),
             ledger: reading.ledger,
         })
     }
@@ -118,15 +131,16 @@ impl Operations {
         };
         let rows = self.read_rows(id).await?;
         let ledger = self.read_ledger(id).await?;
-        let mut reading = Reading { sale, ledger, rows, records, findings: Vec::new() };
+        let mut reading = Reading { sale, ledger, rows, records, findings: BTreeMap::new() };
         for user in unreadable {
-            reading.find("I3", format!("the record of buyer {user:?} cannot be read"));
+            let what = format!("the record of buyer {user:?} cannot be read");
+            reading.find("I3", user, what);
         }
 
         check_no_oversell(&mut reading);
         for violation in self.database.find_slot_violations(id, reading.sale.per_buyer).await? {
             let what = format!("buyer {:?} has {} open rows", violation.user_id, violation.open);
-            reading.find("I2", what);
+            reading.find("I2", violation.user_id, what);
         }
         check_one_per_buyer(&mut reading);
         if let Some(partition) = reading.sale.partition {
@@ -137,7 +151,9 @@ impl Operations {
         check_units_came_back(&mut reading);
         if !reading.ledger.is_balanced() {
             for problem in reading.ledger.problems.clone() {
-                reading.find("I7", problem);
+                // A problem begins with the side that it is on; its figures move with the sale.
+                let side = problem.split([':', ' ']).next().unwrap_or_default().to_owned();
+                reading.find("I7", side, problem);
             }
         }
         Ok(reading)
@@ -194,7 +210,6 @@ impl Operations {
                 match reading.rows.get(&id) {
                     Some(row) if row.order.user_id.as_str() == user => {}
                     Some(_) => missing.push((user.clone(), format!("{id} (another buyer's row)"))),
-                    None if missing.len() > NAMED_MAX => {}
                     None => {
                         let on_stream = self.redis.find_entry(partition, item.entry).await?;
                         let dead = self.redis.find_dead_letter(partition, item.entry).await?;
@@ -208,10 +223,9 @@ impl Operations {
             }
         }
         for (user, order) in missing {
-            reading.find(
-                "I3",
-                format!("order {order} of buyer {user:?} is neither row, entry nor dead letter"),
-            );
+            let what =
+                format!("order {order} of buyer {user:?} is neither row, entry nor dead letter");
+            reading.find("I3", order, what);
         }
         let unrecorded: Vec<OrderId> = reading
             .rows
@@ -230,7 +244,8 @@ impl Operations {
                 Err(fault) => return Err(fault.into()),
             };
             if !held {
-                reading.find("I3", format!("row {id} of buyer {user} has no open record in Redis"));
+                let what = format!("row {id} of buyer {user} has no open record in Redis");
+                reading.find("I3", id.to_string(), what);
             }
         }
         Ok(())
@@ -245,7 +260,8 @@ impl Operations {
         if let Some(age_ms) = self.redis.oldest_unapplied_age(partition).await?
             && age_ms > UNAPPLIED_MAX_MS
         {
-            reading.find("I5", format!("an entry of partition {partition} has waited too long"));
+            let what = format!("an entry of partition {partition} has waited too long");
+            reading.find("I5", partition.to_string(), what);
         }
         Ok(())
     }
@@ -261,20 +277,24 @@ impl Operations {
             match reading.rows.get(&id) {
                 Some(row) if row.order.user_id == *user => {}
                 Some(_) => {
-                    reading
-                        .find("I4", format!("order {id} was answered to {user} and is another's"));
+                    let what = format!("order {id} was answered to {user} and is another's");
+                    reading.find("I4", id.to_string(), what);
                 }
                 None => {
                     let queued = self.redis.find_entry(id.partition(), id.entry()).await?;
                     let dead = self.redis.find_dead_letter(id.partition(), id.entry()).await?;
                     let told = format!("order {id} was answered to {user}");
                     match queued.or(dead.map(|letter| letter.entry)) {
-                        None => reading.find("I4", format!("{told} and is no row")),
+                        None => reading.find("I4", id.to_string(), format!("{told} and is no row")),
                         Some(entry) => {
                             if decode(id.partition(), &entry)
                                 .is_ok_and(|order| order.user_id != *user)
                             {
-                                reading.find("I4", format!("{told} and is another's"));
+                                reading.find(
+                                    "I4",
+                                    id.to_string(),
+                                    format!("{told} and is another's"),
+                                );
                             }
                         }
                     }
@@ -284,7 +304,7 @@ impl Operations {
         Ok(())
     }
 
-    /// Audits every sale that was ever published.
+    /// Audits every sale, drafts too.
     ///
     /// # Errors
     /// When a store fails.
@@ -306,13 +326,13 @@ fn check_no_oversell(reading: &mut Reading) {
     let open = reading.ledger.awaiting_payment + reading.ledger.paid;
     if open > reading.ledger.total || reading.ledger.stock_left < 0 {
         let (total, left) = (reading.ledger.total, reading.ledger.stock_left);
-        reading.find("I1", format!("database: {open} open of {total}, {left} left"));
+        reading.find("I1", "database", format!("database: {open} open of {total}, {left} left"));
     }
     if let Some(account) = reading.ledger.redis.clone()
         && (account.held > account.total || account.available < 0)
     {
         let (held, total, left) = (account.held, account.total, account.available);
-        reading.find("I1", format!("redis: {held} held of {total}, {left} left"));
+        reading.find("I1", "redis", format!("redis: {held} held of {total}, {left} left"));
     }
 }
 
@@ -325,11 +345,12 @@ fn check_one_per_buyer(reading: &mut Reading) {
             record.items.iter().filter(|item| item.open).map(|item| item.slot).collect();
         let slots: HashSet<u16> = open.iter().copied().collect();
         if open.len() > limit || slots.len() != open.len() {
-            offenders.push(format!("buyer {user:?} holds slots {open:?} in Redis, of {limit}"));
+            let what = format!("buyer {user:?} holds slots {open:?} in Redis, of {limit}");
+            offenders.push((user.clone(), what));
         }
     }
-    for offender in offenders {
-        reading.find("I2", offender);
+    for (user, what) in offenders {
+        reading.find("I2", user, what);
     }
 }
 
@@ -344,11 +365,12 @@ fn check_units_came_back(reading: &mut Reading) {
                 && !row.order.state.is_open()
             {
                 let state = row.order.state;
-                offenders.push(format!("order {id} of {user:?} is {state} but holds its unit"));
+                let what = format!("order {id} of {user:?} is {state} but holds its unit");
+                offenders.push((id.to_string(), what));
             }
         }
     }
-    for offender in offenders {
-        reading.find("I6", offender);
+    for (order, what) in offenders {
+        reading.find("I6", order, what);
     }
 }

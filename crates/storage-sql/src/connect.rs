@@ -64,7 +64,12 @@ impl Database {
                     ("idle_in_transaction_session_timeout", statement_ms.as_str()),
                 ])
             });
-        Ok(Self { connection: sea_orm::Database::connect(options).await? })
+        match sea_orm::Database::connect(options).await {
+            Ok(connection) => Ok(Self { connection }),
+            // The driver quotes what it cannot parse.
+            Err(error) if error.to_string().contains(&config.url) => Err(SqlFault::Url),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Brings the schema up to date; does nothing when it is.

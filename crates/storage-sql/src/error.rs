@@ -9,6 +9,9 @@ pub enum SqlFault {
     /// The statement failed, or its answer did not come.
     #[error("database: {0}")]
     Database(#[from] DbErr),
+    /// The URL is none that the driver understands. It is not shown: it may carry a password.
+    #[error("the database's URL cannot be understood")]
+    Url,
     /// A row holds what no row of ours can hold.
     #[error("table {table}, row {id}: column {column} holds a value that it cannot have")]
     Row {

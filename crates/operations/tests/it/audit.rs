@@ -196,3 +196,14 @@ async fn all_sales_are_audited_at_once() {
         assert_eq!(audit.is_clean(), audit.sale_id == good.id, "{} of {}", audit.sale_id, bad.id);
     }
 }
+
+on_both!(a_sale_of_which_everything_is_broken_is_not_clean, async |stand: Stand| {
+    // More than are named, so that two readings which each named some would name different ones.
+    let sale = stand.publish(60).await;
+    let ids = stand.admit(&sale, "buyer", 40).await;
+    stand.work().await;
+    stand.ask::<i64>(&["DEL", &stand.keys.buyers(only(), sale.id)]).await;
+    let audit = stand.audit(&sale).await;
+    assert!(!audit.is_clean());
+    assert_eq!(audit.findings_total, ids.len(), "one for each row: {:?}", audit.findings);
+});

@@ -15,6 +15,7 @@ use crate::receipts;
 /// ```json
 /// {"clean":false,"audits":[
 ///   {"sale_id":"1","rows_checked":1000,"records_checked":1000,"receipts_checked":1000,
+///    "findings_total":1,
 ///    "findings":[{"invariant":"I7","what":"redis: total 10 is not available 9 + held 0"}],
 ///    "ledger":{…as `salectl ledger` without `balanced`…}}]}
 /// ```
@@ -54,7 +55,7 @@ fn text_of_one(audit: &Audit) -> String {
     let mut text = format!(
         "sale {}: {} ({} rows, {} buyers' records, {} receipts checked)\n",
         audit.sale_id,
-        match audit.findings.len() {
+        match audit.findings_total {
             0 => "clean, I1 to I7 hold".to_owned(),
             1 => "1 FINDING".to_owned(),
             findings => format!("{findings} FINDINGS"),
@@ -65,6 +66,10 @@ fn text_of_one(audit: &Audit) -> String {
     );
     for finding in &audit.findings {
         text.push_str(&format!("  {}  {}\n", finding.invariant, finding.what));
+    }
+    if audit.findings_total > audit.findings.len() {
+        let more = audit.findings_total - audit.findings.len();
+        text.push_str(&format!("  and {more} more\n"));
     }
     text
 }
