@@ -6,6 +6,8 @@ use sea_orm_migration::prelude::*;
 
 mod m20261130_000001_create_sales;
 mod m20261130_000002_create_orders;
+mod m20261130_000003_create_outbox;
+mod m20261130_000004_create_audit_log;
 
 /// Every migration, oldest first.
 pub struct Migrator;
@@ -16,6 +18,8 @@ impl MigratorTrait for Migrator {
         vec![
             Box::new(m20261130_000001_create_sales::Migration),
             Box::new(m20261130_000002_create_orders::Migration),
+            Box::new(m20261130_000003_create_outbox::Migration),
+            Box::new(m20261130_000004_create_audit_log::Migration),
         ]
     }
 }

@@ -174,6 +174,10 @@ pub struct WorkerSettings {
     pub drain_deadline: Duration,
     /// How often finished orders are removed from the stream.
     pub trim_interval: Duration,
+    /// How old a waiting order may become before more workers are asked for.
+    pub target_lag: Duration,
+    /// Who loads a partition's memory when Redis has lost it.
+    pub rebuild: RebuildMode,
     /// The first pause after an outage.
     pub retry_min: Duration,
     /// The longest pause during an outage.
@@ -194,6 +198,15 @@ pub struct LogSettings {
     pub format: LogFormat,
     /// Directives of `EnvFilter`.
     pub filter: String,
+}
+
+/// Who loads a partition's memory from the database when Redis has lost it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RebuildMode {
+    /// An order-worker, by itself.
+    Auto,
+    /// An operator, with `salectl rebuild`.
+    Manual,
 }
 
 /// How a log line looks.
@@ -319,6 +332,13 @@ impl Settings {
                 max_deliveries: from.integer("worker.max_deliveries", 1..=100),
                 drain_deadline: from.duration("worker.drain_deadline", secs(0)..=secs(600)),
                 trim_interval: from.duration("worker.trim_interval", millis(100)..=secs(3600)),
+                target_lag: from.duration("worker.target_lag", millis(100)..=secs(3600)),
+                rebuild: from.parsed(
+                    "worker.rebuild",
+                    "auto or manual",
+                    RebuildMode::Auto,
+                    parse_rebuild_mode,
+                ),
                 retry_min: from.duration("worker.retry_min", millis(1)..=secs(60)),
                 retry_max: from.duration("worker.retry_max", millis(1)..=secs(600)),
             },
@@ -418,6 +438,14 @@ fn parse_prefix(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err(format!("{text:?} is not a prefix"))
+    }
+}
+
+fn parse_rebuild_mode(text: &str) -> Result<RebuildMode, String> {
+    match text {
+        "auto" => Ok(RebuildMode::Auto),
+        "manual" => Ok(RebuildMode::Manual),
+        _ => Err("no such mode".to_owned()),
     }
 }
 

@@ -20,9 +20,10 @@ const SECONDS_BUCKETS: [f64; 18] = [
     5.0, 10.0, 30.0, 60.0,
 ];
 
-/// Powers of two, up to the first above the largest batch that the settings allow (1000).
-const BATCH_SIZE_BUCKETS: [f64; 11] =
-    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+/// Powers of two, up to the first above the largest batches that the settings allow (1000 requests,
+/// 5000 orders).
+const BATCH_SIZE_BUCKETS: [f64; 14] =
+    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -75,10 +76,7 @@ pub fn init_metrics() -> anyhow::Result<PrometheusHandle> {
     }
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS_BUCKETS)?
-        .set_buckets_for_metric(
-            Matcher::Full("flashsale_admission_batch_size".to_owned()),
-            &BATCH_SIZE_BUCKETS,
-        )?
+        .set_buckets_for_metric(Matcher::Suffix("_batch_size".to_owned()), &BATCH_SIZE_BUCKETS)?
         .install_recorder()
         .context("the metrics recorder cannot be installed")?;
     metrics::describe_gauge!("flashsale_build_info", "Always 1; the label is the version.");

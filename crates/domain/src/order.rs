@@ -116,6 +116,12 @@ impl FromStr for OrderState {
 pub enum RejectReason {
     /// Redis forgot the order before it became a row.
     MemoryLost,
+    /// Another open order of the buyer has the slot.
+    SlotTaken,
+    /// The database had no unit left.
+    StockGone,
+    /// An operator decided so.
+    Operator,
 }
 
 impl RejectReason {
@@ -123,6 +129,9 @@ impl RejectReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::MemoryLost => "memory-lost",
+            Self::SlotTaken => "slot-taken",
+            Self::StockGone => "stock-gone",
+            Self::Operator => "operator",
         }
     }
 }

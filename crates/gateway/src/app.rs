@@ -16,7 +16,7 @@ use flashsale_operations::connect;
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
 use tokio::time::sleep;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::admission_queue::AdmissionQueue;
 use crate::auth::TokenVerifier;
@@ -65,6 +65,9 @@ impl Gateway {
     /// When no token key is set, the database cannot be reached or is not migrated, or a port cannot
     /// be bound. A Redis that is away is waited for later.
     pub async fn build(settings: &Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        for warning in settings.warnings() {
+            warn!("{warning}");
+        }
         let verifier = TokenVerifier::new(&settings.auth)?;
         let redis = connect::redis(settings)?;
         let database = connect::migrated_database(settings).await?;

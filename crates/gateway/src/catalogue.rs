@@ -23,9 +23,6 @@ pub(crate) const CHECK_REDIS: &str = "redis";
 /// become visible after a later stamp was already seen.
 const OVERLAP_MS: i64 = 30_000;
 
-/// A catalogue that could not be read for this long makes the gateway not ready.
-const STALE_AFTER: Duration = Duration::from_secs(10);
-
 /// A sale as buyers see it.
 #[derive(Debug, Clone)]
 pub(crate) struct CatalogueSale {
@@ -90,6 +87,9 @@ impl CatalogueFollower {
     pub(crate) async fn run(mut self, shutdown: Shutdown) {
         let mut last_read = Instant::now();
         let mut failing = false;
+        // What is known stays good while the database is away: queued sales go on, so a gateway that
+        // has loaded once stays ready.
+        self.readiness.set_ok(CHECK_CATALOGUE);
         while !shutdown.is_requested() {
             match self.follow().await {
                 Ok(()) => {
@@ -98,18 +98,16 @@ impl CatalogueFollower {
                     }
                     failing = false;
                     last_read = Instant::now();
-                    self.readiness.set_ok(CHECK_CATALOGUE);
                 }
                 Err(fault) => {
                     if !failing {
                         warn!(error = %fault, "the catalogue cannot be read; keeping what is known");
                     }
                     failing = true;
-                    if last_read.elapsed() > STALE_AFTER {
-                        self.readiness.set_failed(CHECK_CATALOGUE, fault.to_string());
-                    }
                 }
             }
+            metrics::gauge!("flashsale_catalogue_age_seconds")
+                .set(last_read.elapsed().as_secs_f64());
             match self.follow_redis().await {
                 Ok(()) => self.readiness.set_ok(CHECK_REDIS),
                 Err(fault) => self.readiness.set_failed(CHECK_REDIS, fault.to_string()),

@@ -1,12 +1,13 @@
 //! What became of an order: looked for where it can be, in the order in which it moves.
 //!
-//! Database → stream → dead letters → database once more (it may have been committed and cleared
-//! from the stream between the first two looks). So a buyer with a receipt always gets a true state.
+//! Database → dead letters → stream → database once more (it may have been committed and cleared
+//! from the stream between the first two looks). So a buyer with a receipt always gets a true state;
+//! and while Redis's memory is not to be trusted, what cannot be found is not said to be nowhere.
 
 use std::collections::HashSet;
 
 use flashsale_domain::{NewOrder, Order, OrderId, OrderState, Partition, SaleId, UserId};
-use flashsale_storage_redis::{Redis, RedisFault, decode};
+use flashsale_storage_redis::{GateStatus, Redis, RedisFault, decode};
 use flashsale_storage_sql::{Database, OrderFilter, SqlFault};
 
 /// Reads orders for their buyers.
@@ -27,6 +28,8 @@ pub(crate) enum Receipt {
 /// A store that has to be asked cannot be.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiptFault {
+    #[error("partition {0} is closed: its memory is gone or being loaded")]
+    MemoryClosed(Partition),
     #[error(transparent)]
     Redis(#[from] RedisFault),
     #[error(transparent)]
@@ -61,6 +64,9 @@ impl Receipts {
         }
         if let Some(stored) = self.database.find_order(id).await? {
             return Ok(owned(stored.order));
+        }
+        if self.redis.gate_status(partition).await? != GateStatus::Open {
+            return Err(ReceiptFault::MemoryClosed(partition));
         }
         let lost = self.redis.rebuilt_id(partition).await?.is_some_and(|last| entry <= last);
         Ok(lost.then_some(Receipt::MemoryLost(id)))

@@ -1,7 +1,7 @@
 //! The ledger: where each unit of a sale is, in Redis and in the database, and whether they agree.
 
 use flashsale_domain::{NewOrder, OrderState, Partition, Sale, SaleId, SaleState};
-use flashsale_storage_redis::{RedisFault, decode};
+use flashsale_storage_redis::RedisFault;
 use serde::Serialize;
 
 use crate::{OperationError, Operations, Refused};
@@ -19,6 +19,8 @@ pub struct Ledger {
     pub stock_left: i64,
     /// Orders that Redis admitted and the database does not have yet: on the stream.
     pub queued: i64,
+    /// Releases that are committed in the database and not yet carried out in Redis.
+    pub in_transit: u64,
     /// Rows that wait for payment.
     pub awaiting_payment: i64,
     /// Rows that are paid.
@@ -76,6 +78,7 @@ impl Operations {
         let sale = self.get_sale(id).await?;
         let before = self.read_redis(&sale).await?;
         let totals = self.database.sale_totals(id).await?.ok_or(Refused::SaleNotFound(id))?;
+        let in_transit = self.database.count_releases(id).await?;
         let after = self.read_redis(&sale).await?;
 
         let open = totals.open();
@@ -85,7 +88,8 @@ impl Operations {
             total: totals.stock_total,
             redis: after.account.clone(),
             stock_left: totals.stock_left,
-            queued: held - open - after.dead,
+            queued: held - open - after.dead - i64::try_from(in_transit).unwrap_or(i64::MAX),
+            in_transit,
             awaiting_payment: totals.count(OrderState::AwaitingPayment),
             paid: totals.count(OrderState::Paid),
             rejected: totals.count(OrderState::Rejected),
@@ -114,8 +118,9 @@ impl Operations {
         ledger.note(account.total - totals.stock_total, || {
             format!("redis has {} units in all, the database {}", account.total, totals.stock_total)
         });
-        let quiet = before == after && after.nothing_queued;
-        if ledger.queued < 0 || quiet {
+        let quiet = before == after && after.nothing_queued && in_transit == 0;
+        // While a release is in transit its unit may be counted on both sides, or on none.
+        if quiet || (ledger.queued < 0 && in_transit == 0) {
             let dead = after.dead;
             ledger.note(ledger.queued, || {
                 format!("redis holds {held} units, the database {open} open rows, {dead} are dead")
@@ -129,7 +134,7 @@ impl Operations {
         let account = self.redis.read_sale(partition, sale.id).await?;
         let backlog = self.redis.backlog(partition).await?;
         let letters = self.redis.list_dead_letters(partition).await?;
-        let orders = letters.iter().filter_map(|letter| decode(partition, &letter.entry).ok());
+        let orders = letters.iter().filter_map(|letter| letter.order(partition).ok());
         let mut dead = Vec::new();
         for order in orders.filter(|order| order.sale_id == sale.id) {
             if self.holds_unit(partition, &order).await? {

@@ -6,6 +6,7 @@
 
 mod audit;
 pub mod connect;
+mod dead;
 mod ledger;
 mod rebuild;
 mod sales;
@@ -15,6 +16,7 @@ use flashsale_storage_redis::{Redis, RedisFault};
 use flashsale_storage_sql::{Database, SqlFault};
 
 pub use audit::{Audit, Finding, Receipt};
+pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
 pub use ledger::{Ledger, RedisAccount};
 pub use rebuild::{Rebuilt, RebuiltSale};
 
@@ -66,6 +68,14 @@ pub enum Refused {
         /// How many.
         waiting: u64,
     },
+    /// Another rebuild of the partition is under way.
+    #[error(
+        "partition {0} is being rebuilt by somebody else: wait for it, or try again in 10 seconds"
+    )]
+    RebuildRunning(Partition),
+    /// No such dead letter.
+    #[error("there is no dead letter {0}")]
+    DeadLetterNotFound(String),
     /// Somebody else fenced the partition, or Redis restarted, in the middle.
     #[error(
         "partition {0} was fenced by somebody else, or Redis restarted, meanwhile: rebuild again"

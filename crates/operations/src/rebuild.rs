@@ -4,11 +4,11 @@
 //! epoch and load what the database knows; open. Load and open carry the fence's token, so that a
 //! rebuilder that woke up late is refused.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, Sale, SaleId, SaleState, UserId};
-use flashsale_storage_redis::{Fence, Record, RecordItem, decode};
+use flashsale_storage_redis::{DeadLetter, Fence, RebuildLock, Record, RecordItem};
 use flashsale_storage_sql::NewEpoch;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -77,17 +77,33 @@ impl Operations {
         partition: Partition,
         used: PartitionUse,
     ) -> Result<Rebuilt, OperationError> {
+        let lock = self.redis.try_lock_rebuild(partition).await?;
+        let lock = lock.ok_or(Refused::RebuildRunning(partition))?;
+        let loaded = self.load_behind_fence(partition, used, &lock).await;
+        // If this fails it runs out by itself; what counts is what the load came to.
+        let _unlocked = lock.unlock().await;
+        loaded
+    }
+
+    async fn load_behind_fence(
+        &self,
+        partition: Partition,
+        used: PartitionUse,
+        lock: &RebuildLock,
+    ) -> Result<Rebuilt, OperationError> {
         let fence = self.redis.fence(partition).await?;
         // Where the group is gone, nobody can say what is applied: all that is on the stream counts.
         self.redis.ensure_group(partition).await?;
-        self.wait_until_applied(partition).await?;
+        self.wait_until_applied(partition, lock).await?;
 
         // Listed after the fence: a sale published meanwhile is in the list or finds the gate closed.
         let sales = self.database.list_sales_of(partition).await?;
         let dead = self.list_dead_orders(partition).await?;
         let mut rebuilt = Rebuilt { partition: partition.number(), sales: Vec::new() };
         for sale in sales.iter().filter(|sale| sale.state != SaleState::Draft) {
+            lock.extend().await?;
             let epoch = self.raise_epoch(&fence, partition, sale).await?;
+            self.stamp_dead_letters(partition, &dead, &epoch.sale).await?;
             let loaded = plan_load(&epoch, &dead);
             let (stock, held) = (loaded.stock, loaded.held);
             if !self.redis.load_sale(&fence, &loaded.sale, stock, held, &loaded.records).await? {
@@ -141,19 +157,23 @@ impl Operations {
         &self,
         fence: &Fence,
         partition: Partition,
-        dead: &[NewOrder],
+        dead: &[(DeadLetter, NewOrder)],
     ) -> Result<EntryId, OperationError> {
         let server_ms = u64::try_from(fence.now_ms).unwrap_or(0) + CLOCK_SKEW_MAX_MS;
         let by_clock = EntryId { ms: server_ms, seq: 0 };
         let in_rows = self.database.last_order_id(partition).await?.map(OrderId::entry);
-        let in_dead = dead.iter().map(|order| order.id.entry()).max();
+        let in_dead = dead.iter().map(|(letter, _)| letter.entry.id).max();
         Ok(by_clock
             .max(fence.last_id)
             .max(in_rows.unwrap_or(by_clock))
             .max(in_dead.unwrap_or(by_clock)))
     }
 
-    async fn wait_until_applied(&self, partition: Partition) -> Result<(), OperationError> {
+    async fn wait_until_applied(
+        &self,
+        partition: Partition,
+        lock: &RebuildLock,
+    ) -> Result<(), OperationError> {
         let started = Instant::now();
         loop {
             let waiting = match self.redis.backlog(partition).await? {
@@ -167,22 +187,42 @@ impl Operations {
             if started.elapsed() > DRAIN_TIMEOUT {
                 return Err(Refused::EntriesWaiting { partition, waiting }.into());
             }
-            sleep(Duration::from_millis(50)).await;
+            lock.extend().await?;
+            sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// The dead letters that are readable orders and have no row: each still holds its unit.
+    /// The dead letters that are readable orders and have no row: each still holds its unit. Those
+    /// that have one are settled, and go.
     async fn list_dead_orders(
         &self,
         partition: Partition,
-    ) -> Result<Vec<NewOrder>, OperationError> {
-        let letters = self.redis.list_dead_letters(partition).await?;
-        let orders: Vec<NewOrder> =
-            letters.iter().filter_map(|letter| decode(partition, &letter.entry).ok()).collect();
-        let ids: Vec<OrderId> = orders.iter().map(|order| order.id).collect();
-        let rows = self.database.find_orders(&ids).await?;
-        let rows: HashSet<OrderId> = rows.iter().map(|row| row.order.id).collect();
-        Ok(orders.into_iter().filter(|order| !rows.contains(&order.id)).collect())
+    ) -> Result<Vec<(DeadLetter, NewOrder)>, OperationError> {
+        let mut dead = Vec::new();
+        for letter in self.redis.list_dead_letters(partition).await? {
+            let Ok(order) = letter.order(partition) else { continue };
+            if self.database.find_order(order.id).await?.is_some() {
+                self.redis.delete_dead_letter(partition, letter.entry.id).await?;
+            } else {
+                dead.push((letter, order));
+            }
+        }
+        Ok(dead)
+    }
+
+    /// A dead letter lives on into the new epoch, or it would be rejected as memory lost once an
+    /// operator requeues it.
+    async fn stamp_dead_letters(
+        &self,
+        partition: Partition,
+        dead: &[(DeadLetter, NewOrder)],
+        sale: &Sale,
+    ) -> Result<(), OperationError> {
+        for (letter, _) in dead.iter().filter(|(_, order)| order.sale_id == sale.id) {
+            let stamped = DeadLetter { epoch: Some(sale.epoch), ..letter.clone() };
+            self.redis.update_dead_letter(partition, &stamped).await?;
+        }
+        Ok(())
     }
 }
 
@@ -193,7 +233,7 @@ struct Load {
     records: Vec<(UserId, Record)>,
 }
 
-fn plan_load(epoch: &NewEpoch, dead: &[NewOrder]) -> Load {
+fn plan_load(epoch: &NewEpoch, dead: &[(DeadLetter, NewOrder)]) -> Load {
     let mut records: BTreeMap<UserId, Record> = BTreeMap::new();
     let mut held = 0;
     for order in &epoch.orders {
@@ -207,7 +247,7 @@ fn plan_load(epoch: &NewEpoch, dead: &[NewOrder]) -> Load {
         });
     }
     let mut stock = epoch.sale.stock_left;
-    for order in dead.iter().filter(|order| order.sale_id == epoch.sale.id) {
+    for (_, order) in dead.iter().filter(|(_, order)| order.sale_id == epoch.sale.id) {
         let record = records.entry(order.user_id.clone()).or_default();
         let slot_is_free = record.items.iter().all(|item| !item.open || item.slot != order.slot);
         if stock < 1 || !slot_is_free {

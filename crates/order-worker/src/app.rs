@@ -17,10 +17,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::housekeeping::{CHECK_DATABASE, CHECK_READER, CHECK_REDIS, Housekeeping};
+use crate::hands::{Hands, Heartbeat};
+use crate::housekeeping::{CHECKS, Housekeeping, Progress};
 use crate::process::Processor;
 use crate::reader::{LastPoll, Reader};
 use crate::reclaim::Reclaimer;
+use crate::recovery::Recovery;
+use crate::relay::Relay;
 
 /// How long closing the connections may take; nothing is in flight on them by then.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
@@ -45,7 +48,7 @@ impl OrderWorker {
         let redis = connect::redis(settings)?;
         let database = connect::migrated_database(settings).await?;
         let readiness = Readiness::new();
-        for check in [CHECK_DATABASE, CHECK_REDIS, CHECK_READER] {
+        for check in CHECKS {
             readiness.register(check);
         }
         let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, |_| ())?;
@@ -67,6 +70,7 @@ impl OrderWorker {
         let after_drain = Shutdown::new();
         let admin = tokio::spawn(self.admin.run(after_drain.clone()));
         let give_up = CancellationToken::new();
+        let progress = Progress::default();
         let mut pipelines = JoinSet::new();
         let mut readers = Vec::new();
         for partition in self.redis.partitions() {
@@ -78,15 +82,30 @@ impl OrderWorker {
                 partition,
                 consumer: self.consumer.clone(),
                 settings: self.settings.clone(),
+                hands: Hands::default(),
+                progress: progress.clone(),
             };
             pipelines.spawn(pipeline.run(last_poll, shutdown.clone(), give_up.clone()));
         }
+        let relay = Relay {
+            redis: self.redis.clone(),
+            database: self.database.clone(),
+            settings: self.settings.clone(),
+        };
+        let recovery = Recovery {
+            redis: self.redis.clone(),
+            database: self.database.clone(),
+            settings: self.settings.clone(),
+        };
+        let relay = tokio::spawn(relay.run(shutdown.clone()));
+        let recovery = tokio::spawn(recovery.run(shutdown.clone()));
         let housekeeping = Housekeeping {
             redis: self.redis.clone(),
             database: self.database.clone(),
             readers,
             settings: self.settings.clone(),
             readiness: self.readiness,
+            progress,
         };
         let housekeeping = tokio::spawn(housekeeping.run(after_drain.clone()));
         info!(consumer = %self.consumer, partitions = pipelines.len(), "order-worker is running");
@@ -106,6 +125,8 @@ impl OrderWorker {
                 warn!(%partition, error = %fault, "the group could not be left");
             }
         }
+        relay.await.context("the relay ended badly")?;
+        recovery.await.context("recovery ended badly")?;
         after_drain.request();
         housekeeping.await.context("housekeeping ended badly")?;
         admin.await.context("the admin listener ended badly")??;
@@ -126,10 +147,13 @@ struct Pipeline {
     partition: Partition,
     consumer: String,
     settings: WorkerSettings,
+    hands: Hands,
+    progress: Progress,
 }
 
 impl Pipeline {
-    /// Ends when reader and reclaimer have ended and the last batch is processed.
+    /// Ends when reader and reclaimer have ended and the last batch is processed; what is still in
+    /// hand then is handed back, so that a peer gets it at once.
     async fn run(self, last_poll: LastPoll, shutdown: Shutdown, give_up: CancellationToken) {
         // Room for one: while a batch is being written, at most one more is in hand.
         let (batches, mut received) = mpsc::channel(1);
@@ -139,6 +163,7 @@ impl Pipeline {
             consumer: self.consumer.clone(),
             settings: self.settings.clone(),
             batches: batches.clone(),
+            hands: self.hands.clone(),
             last_poll,
         };
         let reclaimer = Reclaimer {
@@ -146,22 +171,50 @@ impl Pipeline {
             partition: self.partition,
             consumer: self.consumer.clone(),
             settings: self.settings.clone(),
+            database: self.database.clone(),
+            hands: self.hands.clone(),
             batches,
         };
+        let drained = Shutdown::new();
+        let heartbeat = Heartbeat {
+            redis: self.redis.clone(),
+            partition: self.partition,
+            consumer: self.consumer.clone(),
+            settings: self.settings.clone(),
+            hands: self.hands.clone(),
+        };
         let processor = Processor::new(
-            self.redis,
+            self.redis.clone(),
             self.database,
             self.partition,
-            self.consumer,
+            self.consumer.clone(),
             &self.settings,
             give_up,
-        );
+        )
+        .with_hands(self.hands.clone(), self.progress);
         let process = async {
-            while let Some(entries) = received.recv().await {
-                processor.process(entries).await;
+            while let Some(batch) = received.recv().await {
+                processor.process_batch(batch).await;
             }
+            drained.request();
         };
-        tokio::join!(reader.run(shutdown.clone()), reclaimer.run(shutdown), process);
+        tokio::join!(
+            reader.run(shutdown.clone()),
+            reclaimer.run(shutdown),
+            heartbeat.run(drained.clone()),
+            process,
+        );
+        let in_hand = self.hands.all();
+        if !in_hand.is_empty() {
+            let handed_back =
+                self.redis.hand_back_entries(self.partition, &self.consumer, &in_hand).await;
+            match handed_back {
+                Ok(()) => info!(partition = %self.partition, count = in_hand.len(),
+                    "handed back what is not done"),
+                Err(fault) => warn!(partition = %self.partition, error = %fault,
+                    "what is not done could not be handed back; it waits for its idle time"),
+            }
+        }
     }
 }
 

@@ -1,12 +1,14 @@
-//! Every second: remove finished entries from the stream, measure what is left, say whether this
-//! worker is ready.
+//! Every second: remove finished entries from the stream and consumers of dead processes from the
+//! group, measure what is left, say how many workers are wanted and whether this one is ready.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_bootstrap::{Readiness, Shutdown};
 use flashsale_domain::Partition;
-use flashsale_storage_redis::{Redis, RedisFault};
+use flashsale_storage_redis::{Backlog, Redis, RedisFault};
 use flashsale_storage_sql::Database;
 use tokio::time::sleep;
 
@@ -14,10 +16,35 @@ use crate::reader::LastPoll;
 
 /// How much longer than one read a reader may be silent before the worker is not ready.
 const SILENCE_MARGIN: Duration = Duration::from_secs(5);
+/// How long a backlog may stand still before the worker is not ready.
+const STANDSTILL_MAX: Duration = Duration::from_secs(30);
+/// A consumer that holds nothing and was not seen for so many reclaim periods belongs to a process
+/// that is gone; a living one is seen at every poll.
+const PRUNE_AFTER_PERIODS: u32 = 4;
 
 pub(crate) const CHECK_DATABASE: &str = "database";
 pub(crate) const CHECK_REDIS: &str = "redis";
 pub(crate) const CHECK_READER: &str = "reader";
+pub(crate) const CHECK_PROGRESS: &str = "progress";
+pub(crate) const CHECK_EVICTION: &str = "eviction";
+pub(crate) const CHECKS: [&str; 5] =
+    [CHECK_DATABASE, CHECK_REDIS, CHECK_READER, CHECK_PROGRESS, CHECK_EVICTION];
+
+/// Orders committed by this worker since its start. Cheap to clone; all clones count together.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Progress {
+    committed: Arc<AtomicU64>,
+}
+
+impl Progress {
+    pub(crate) fn mark(&self, count: usize) {
+        self.committed.fetch_add(u64::try_from(count).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    fn total(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
+    }
+}
 
 pub(crate) struct Housekeeping {
     pub(crate) redis: Redis,
@@ -25,13 +52,25 @@ pub(crate) struct Housekeeping {
     pub(crate) readers: Vec<(Partition, LastPoll)>,
     pub(crate) settings: WorkerSettings,
     pub(crate) readiness: Readiness,
+    pub(crate) progress: Progress,
+}
+
+/// What one tick remembers for the next.
+struct Memory {
+    at: Instant,
+    committed: u64,
+    moved_at: Instant,
+    /// Orders a second that this worker has shown it can commit: its best, slowly forgotten.
+    rate: f64,
 }
 
 impl Housekeeping {
     pub(crate) async fn run(self, shutdown: Shutdown) {
+        let now = Instant::now();
+        let mut memory = Memory { at: now, committed: 0, moved_at: now, rate: 0.0 };
         let work = async {
             loop {
-                self.tick().await;
+                self.tick(&mut memory).await;
                 sleep(self.settings.trim_interval).await;
             }
         };
@@ -42,10 +81,9 @@ impl Housekeeping {
         }
     }
 
-    async fn tick(&self) {
-        let (database, redis) = tokio::join!(self.database.ping(), self.tidy_all());
+    async fn tick(&self, memory: &mut Memory) {
+        let (database, backlog) = tokio::join!(self.database.ping(), self.tidy_all());
         self.report(CHECK_DATABASE, database.map_err(|fault| fault.to_string()));
-        self.report(CHECK_REDIS, redis.map_err(|fault| fault.to_string()));
         let limit = self.settings.block + SILENCE_MARGIN;
         let silent = self.readers.iter().find(|(_, last_poll)| last_poll.age() > limit);
         self.report(
@@ -54,27 +92,71 @@ impl Housekeeping {
                 Err(format!("the reader of partition {partition} is silent"))
             }),
         );
-    }
-
-    async fn tidy_all(&self) -> Result<(), RedisFault> {
-        for (partition, _) in &self.readers {
-            self.tidy(*partition).await?;
+        match backlog {
+            Ok(backlog) => {
+                self.report(CHECK_REDIS, Ok(()));
+                self.follow_progress(memory, backlog);
+            }
+            Err(fault) => self.report(CHECK_REDIS, Err(fault.to_string())),
         }
-        Ok(())
+        if let Ok(policy) = self.redis.eviction_policy().await {
+            let safe = policy == "noeviction";
+            metrics::gauge!("flashsale_eviction_policy_safe").set(if safe { 1.0 } else { 0.0 });
+            let reason = format!("maxmemory-policy is {policy}, and must be noeviction");
+            self.report(CHECK_EVICTION, if safe { Ok(()) } else { Err(reason) });
+        }
     }
 
-    async fn tidy(&self, partition: Partition) -> Result<(), RedisFault> {
+    /// Undelivered and pending of all partitions; `None` where one is not known.
+    async fn tidy_all(&self) -> Result<Option<u64>, RedisFault> {
+        let mut sum = Some(0);
+        for (partition, _) in &self.readers {
+            let backlog = self.tidy(*partition).await?;
+            sum = sum.zip(backlog).map(|(sum, backlog)| sum + backlog);
+        }
+        Ok(sum)
+    }
+
+    async fn tidy(&self, partition: Partition) -> Result<Option<u64>, RedisFault> {
         self.redis.trim_acked(partition).await?;
+        let prune_after = self.settings.reclaim_idle * PRUNE_AFTER_PERIODS;
         let label = partition.to_string();
+        let backlog = self.redis.backlog(partition).await?;
+        if backlog.is_some() {
+            self.redis.prune_consumers(partition, prune_after).await?;
+        }
         // Unknown is absent, never 0: a gauge that says 0 says that all is done.
-        if let Some(total) = self.redis.backlog(partition).await?.and_then(|b| b.total()) {
+        let total = backlog.and_then(Backlog::total);
+        if let Some(total) = total {
             gauge("flashsale_stream_backlog", &label, total);
+        }
+        if total == Some(0) {
+            // Nobody is under suspicion where nothing waits.
+            self.redis.forget_all_suspects(partition).await?;
         }
         let age_ms = self.redis.oldest_unapplied_age(partition).await?.unwrap_or(0);
         metrics::gauge!("flashsale_oldest_unapplied_seconds", "partition" => label.clone())
             .set(Duration::from_millis(age_ms).as_secs_f64());
         gauge("flashsale_dead_letters", &label, self.redis.count_dead_letters(partition).await?);
-        Ok(())
+        // No stream is no backlog; a stream whose lag Redis does not give is unknown.
+        Ok(if backlog.is_none() { Some(0) } else { total })
+    }
+
+    fn follow_progress(&self, memory: &mut Memory, backlog: Option<u64>) {
+        let (now, committed) = (Instant::now(), self.progress.total());
+        let rate =
+            as_f64(committed - memory.committed) / now.duration_since(memory.at).as_secs_f64();
+        memory.rate = rate.max(memory.rate * 0.99);
+        if committed > memory.committed || backlog == Some(0) {
+            memory.moved_at = now;
+        }
+        memory.at = now;
+        memory.committed = committed;
+        let still = memory.moved_at.elapsed() > STANDSTILL_MAX;
+        let reason = "a backlog has stood still for too long".to_owned();
+        self.report(CHECK_PROGRESS, if still { Err(reason) } else { Ok(()) });
+        let wanted = desired_workers(backlog, memory.rate, self.settings.target_lag);
+        metrics::gauge!("flashsale_desired_workers").set(wanted);
     }
 
     fn report(&self, check: &'static str, result: Result<(), String>) {
@@ -85,7 +167,44 @@ impl Housekeeping {
     }
 }
 
+/// How many workers bring a backlog down within the target lag, when each commits `rate` orders a
+/// second. At least one, because somebody has to listen; at most 100, because a rate that was
+/// measured on a nearly idle worker says little.
+fn desired_workers(backlog: Option<u64>, rate: f64, target_lag: Duration) -> f64 {
+    const RATE_MIN: f64 = 100.0;
+    let within = rate.max(RATE_MIN) * target_lag.as_secs_f64();
+    (as_f64(backlog.unwrap_or(1)) / within).ceil().clamp(1.0, 100.0)
+}
+
+fn as_f64(number: u64) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
+}
+
 fn gauge(name: &'static str, partition: &str, value: u64) {
-    let value = f64::from(u32::try_from(value).unwrap_or(u32::MAX));
-    metrics::gauge!(name, "partition" => partition.to_owned()).set(value);
+    metrics::gauge!(name, "partition" => partition.to_owned()).set(as_f64(value));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_wanted_by_backlog_rate_and_target_and_never_none() {
+        let lag = Duration::from_secs(5);
+        let cases = [
+            (Some(0), 0.0, 1.0),
+            (None, 5000.0, 1.0),
+            (Some(1), 0.0, 1.0),
+            (Some(25_000), 5000.0, 1.0),
+            (Some(25_001), 5000.0, 2.0),
+            (Some(100_000), 5000.0, 4.0),
+            // Nothing measured yet: a cautious guess.
+            (Some(2_000), 0.0, 4.0),
+            (Some(u64::MAX), 1.0, 100.0),
+        ];
+        for (backlog, rate, expected) in cases {
+            let wanted = desired_workers(backlog, rate, lag);
+            assert!((wanted - expected).abs() < f64::EPSILON, "{backlog:?} at {rate}: {wanted}");
+        }
+    }
 }

@@ -11,10 +11,15 @@
 
 mod app;
 mod backoff;
+mod hands;
 mod housekeeping;
 mod process;
+mod quiet;
 mod reader;
 mod reclaim;
+mod recovery;
+mod relay;
+mod suspect;
 
 pub use app::OrderWorker;
 pub use process::{Processed, Processor};

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flashsale_bootstrap::settings::WorkerSettings;
-use flashsale_domain::{EntryId, NewOrder, Partition};
+use flashsale_domain::{EntryId, NewOrder, Partition, RejectReason};
 use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
 use tokio::time::{sleep, timeout};
@@ -16,22 +16,41 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::backoff::Backoff;
+use crate::hands::Hands;
+use crate::housekeeping::Progress;
+use crate::quiet::Quiet;
 
 /// How often an acknowledgement is tried before the entries are left to be delivered again.
 const ACK_TRIES: usize = 3;
 
+/// What is handed to the processor.
+#[derive(Debug)]
+pub(crate) enum Batch {
+    /// New from the stream.
+    Fresh(Vec<RawEntry>),
+    /// Taken over from another consumer.
+    Reclaimed(Vec<RawEntry>),
+    /// Taken over before: it may be what its workers crashed of.
+    Suspect(RawEntry),
+}
+
 /// Turns batches of one partition's entries into rows.
 pub struct Processor {
-    redis: Redis,
-    database: Database,
-    partition: Partition,
+    pub(crate) redis: Redis,
+    pub(crate) database: Database,
+    pub(crate) partition: Partition,
     consumer: String,
-    retry: (Duration, Duration),
+    pub(crate) retry: (Duration, Duration),
+    pub(crate) attempts_max: u32,
+    hands: Option<Hands>,
+    /// Rows written since the start, and when the last ones were: for measuring.
+    progress: Progress,
+    letters_log: Quiet,
     /// How long a transaction may take. The server ends what is slow; only a connection that has
     /// gone silent takes this long, and by now the entries are another worker's as well.
-    commit_timeout: Duration,
+    pub(crate) commit_timeout: Duration,
     /// When this fires, waiting for the infrastructure ends; what is not done stays pending.
-    give_up: CancellationToken,
+    pub(crate) give_up: CancellationToken,
 }
 
 /// What became of a batch.
@@ -48,7 +67,7 @@ pub struct Processed {
 /// What is to become of one order.
 enum Verdict {
     Done,
-    DeadLetter { reason: &'static str, detail: String },
+    DeadLetter { reason: &'static str, detail: String, code: Option<String> },
 }
 
 impl Processor {
@@ -62,8 +81,58 @@ impl Processor {
         give_up: CancellationToken,
     ) -> Self {
         let retry = (settings.retry_min, settings.retry_max);
-        let commit_timeout = settings.reclaim_idle;
-        Self { redis, database, partition, consumer, retry, commit_timeout, give_up }
+        Self {
+            redis,
+            database,
+            partition,
+            consumer,
+            retry,
+            commit_timeout: settings.reclaim_idle,
+            attempts_max: settings.max_deliveries,
+            hands: None,
+            progress: Progress::default(),
+            letters_log: Quiet::default(),
+            give_up,
+        }
+    }
+
+    /// Only what is in these hands is processed; what is done leaves them.
+    pub(crate) fn with_hands(mut self, hands: Hands, progress: Progress) -> Self {
+        self.hands = Some(hands);
+        self.progress = progress;
+        self
+    }
+
+    pub(crate) async fn process_batch(&self, batch: Batch) {
+        match batch {
+            Batch::Fresh(entries) => {
+                self.process(entries).await;
+            }
+            Batch::Reclaimed(entries) => {
+                let ids: Vec<EntryId> = entries.iter().map(|entry| entry.id).collect();
+                if self.process(entries).await.left == 0 {
+                    self.forget(&ids).await;
+                }
+            }
+            Batch::Suspect(entry) => {
+                self.process_suspect(entry).await;
+            }
+        }
+    }
+
+    pub(crate) async fn forget(&self, ids: &[EntryId]) {
+        // What is left behind is forgotten with the partition's next quiet moment.
+        let _unimportant = self.redis.forget_suspects(self.partition, ids).await;
+    }
+
+    pub(crate) fn is_ours(&self, id: EntryId) -> bool {
+        self.hands.as_ref().is_none_or(|hands| hands.hold(id))
+    }
+
+    fn put_down(&self, ids: impl IntoIterator<Item = EntryId>) {
+        if let Some(hands) = &self.hands {
+            hands.put_down(ids);
+        }
     }
 
     /// Processes a batch to its end, waiting out outages.
@@ -72,6 +141,10 @@ impl Processor {
         let mut orders = Vec::with_capacity(entries.len());
         let mut raw = Vec::with_capacity(entries.len());
         for entry in entries {
+            if !self.is_ours(entry.id) {
+                processed.left += 1;
+                continue;
+            }
             match decode(self.partition, &entry) {
                 Ok(order) => {
                     orders.push(order);
@@ -79,7 +152,7 @@ impl Processor {
                 }
                 Err(undecodable) => {
                     let stored =
-                        self.set_aside(entry, "undecodable", undecodable.to_string()).await;
+                        self.set_aside(entry, "undecodable", undecodable.to_string(), None).await;
                     *(if stored { &mut processed.dead } else { &mut processed.left }) += 1;
                 }
             }
@@ -90,18 +163,17 @@ impl Processor {
         for (entry, verdict) in raw.into_iter().zip(verdicts) {
             match verdict {
                 Some(Verdict::Done) => acked.push(entry.id),
-                Some(Verdict::DeadLetter { reason, detail }) => {
-                    let stored = self.set_aside(entry, reason, detail).await;
+                Some(Verdict::DeadLetter { reason, detail, code }) => {
+                    let stored = self.set_aside(entry, reason, detail, code).await;
                     *(if stored { &mut processed.dead } else { &mut processed.left }) += 1;
                 }
                 None => processed.left += 1,
             }
         }
-        if self.acknowledge(&acked).await {
-            processed.done += acked.len();
-        } else {
-            processed.left += acked.len();
-        }
+        let acknowledged = self.acknowledge(&acked).await;
+        *(if acknowledged { &mut processed.done } else { &mut processed.left }) += acked.len();
+        // Also what could not be acknowledged: a heartbeat that kept it would keep it for ever.
+        self.put_down(acked);
         processed
     }
 
@@ -114,6 +186,13 @@ impl Processor {
         }
         let mut backoff = Backoff::new(self.retry.0, self.retry.1);
         while let Some(range) = to_do.pop() {
+            // Whoever took an entry over while we waited writes it now; twice would be harmless.
+            if range.clone().any(|i| !self.is_ours(orders[i].id.entry())) {
+                if range.len() > 1 {
+                    to_do.extend(range.rev().map(|i| i..i + 1));
+                }
+                continue;
+            }
             let commit = self.database.commit_orders(&orders[range.clone()]);
             // A commit that is given up may still take place: its entries stay pending, and coming
             // again changes nothing.
@@ -129,6 +208,7 @@ impl Processor {
                     }
                     backoff.reset();
                     record_commit(&orders[range.clone()], &batch);
+                    self.progress.mark(range.len());
                     for (i, commit) in range.zip(&batch.outcomes) {
                         verdicts[i] = Some(verdict_of(commit));
                     }
@@ -139,6 +219,16 @@ impl Processor {
             };
             match blame {
                 Blame::Order(verdict) => verdicts[range.start] = Some(verdict),
+                Blame::Reject(reason) => {
+                    match self.database.reject_order(&orders[range.start], reason).await {
+                        Ok(()) => {
+                            count_commit(&orders[range.start], reason.as_str());
+                            verdicts[range.start] = Some(Verdict::Done);
+                        }
+                        // The same order comes to the same end when it is tried again.
+                        Err(_) => to_do.push(range),
+                    }
+                }
                 Blame::Halves(first, second) => to_do.extend([second, first]),
                 Blame::Nobody => {
                     // Said when it begins, not at every try: an outage has one line.
@@ -159,24 +249,32 @@ impl Processor {
     }
 
     /// Stores a dead letter and acknowledges its entry; false when it stays pending instead.
-    async fn set_aside(&self, entry: RawEntry, reason: &'static str, detail: String) -> bool {
-        let letter = DeadLetter {
-            entry,
-            reason: reason.to_owned(),
-            detail,
-            consumer: self.consumer.clone(),
-            at_ms: now_ms(),
-        };
+    pub(crate) async fn set_aside(
+        &self,
+        entry: RawEntry,
+        reason: &'static str,
+        detail: String,
+        code: Option<String>,
+    ) -> bool {
+        let mut letter = DeadLetter::new(entry, reason, detail, self.consumer.as_str(), now_ms());
+        letter.code = code;
         let (partition, id) = (self.partition, letter.entry.id);
         match self.redis.store_dead_letter(partition, &letter).await {
             Ok(()) => {
-                error!(%partition, entry.id = %id, reason, detail = %letter.detail,
-                    "entry {id} is set aside as a dead letter");
+                if let Some(kept_back) = self.letters_log.allows() {
+                    error!(%partition, entry.id = %id, reason, detail = %letter.detail, kept_back,
+                        "entry {id} is set aside as a dead letter");
+                }
+                self.put_down([id]);
                 true
             }
             Err(fault) => {
-                warn!(%partition, entry.id = %id, reason, error = %fault,
-                    "dead letter {id} could not be stored; its entry stays pending");
+                if let Some(kept_back) = self.letters_log.allows() {
+                    warn!(%partition, entry.id = %id, reason, error = %fault, kept_back,
+                        "dead letter {id} could not be stored; its entry stays pending");
+                }
+                // Not in hand any more: it comes again by reclaim.
+                self.put_down([id]);
                 false
             }
         }
@@ -202,6 +300,7 @@ impl Processor {
 /// Who pays for a failed transaction.
 enum Blame {
     Order(Verdict),
+    Reject(RejectReason),
     Halves(Range<usize>, Range<usize>),
     Nobody,
 }
@@ -216,20 +315,24 @@ fn halve_or_blame(range: Range<usize>, failure: &BatchFailure) -> Blame {
         let middle = range.start + range.len() / 2;
         return Blame::Halves(range.start..middle, middle..range.end);
     }
-    let detail = match failure {
-        BatchFailure::Data(fault) => {
-            format!("{} (code {})", fault, fault.code().unwrap_or_default())
+    Blame::Order(match failure {
+        // Redis had one unit too many: the buyer is told so, and the slot goes back.
+        BatchFailure::Refused(CommitRefusal::StockGone(_)) => {
+            return Blame::Reject(RejectReason::StockGone);
         }
-        other => other.to_string(),
-    };
-    Blame::Order(Verdict::DeadLetter { reason, detail })
+        BatchFailure::Data(fault) => {
+            Verdict::DeadLetter { reason, detail: fault.to_string(), code: fault.code() }
+        }
+        other => Verdict::DeadLetter { reason, detail: other.to_string(), code: None },
+    })
 }
 
 fn verdict_of(commit: &Commit) -> Verdict {
     match commit {
         Commit::Inserted | Commit::Redelivered | Commit::Rejected(_) => Verdict::Done,
         Commit::Refused(refusal) => {
-            Verdict::DeadLetter { reason: reason_of(refusal), detail: refusal.to_string() }
+            let (reason, detail) = (reason_of(refusal), refusal.to_string());
+            Verdict::DeadLetter { reason, detail, code: None }
         }
     }
 }
@@ -238,7 +341,6 @@ const fn reason_of(refusal: &CommitRefusal) -> &'static str {
     match refusal {
         CommitRefusal::SaleMissing(_) => "sale-missing",
         CommitRefusal::StockGone(_) => "stock-gone",
-        CommitRefusal::SlotTaken(_) => "slot-taken",
         CommitRefusal::ContentConflict(_) => "content-conflict",
         CommitRefusal::EpochAhead { .. } => "epoch-ahead",
     }
@@ -253,9 +355,7 @@ fn record_commit(orders: &[NewOrder], batch: &CommittedBatch) {
             Commit::Rejected(reason) => reason.as_str(),
             Commit::Refused(refusal) => reason_of(refusal),
         };
-        let sale = order.sale_id.to_string();
-        metrics::counter!("flashsale_orders_committed_total", "sale" => sale, "result" => result)
-            .increment(1);
+        count_commit(order, result);
         if *commit == Commit::Inserted {
             // Two clocks: Redis's in the id, the database's here. After a rebuild ids run ahead.
             let admitted_ms = order.id.entry().ms;
@@ -264,6 +364,12 @@ fn record_commit(orders: &[NewOrder], batch: &CommittedBatch) {
             metrics::histogram!("flashsale_commit_lag_seconds").record(lag.as_secs_f64());
         }
     }
+}
+
+fn count_commit(order: &NewOrder, result: &'static str) {
+    let sale = order.sale_id.to_string();
+    metrics::counter!("flashsale_orders_committed_total", "sale" => sale, "result" => result)
+        .increment(1);
 }
 
 /// A count as the metrics want it; exact up to 2^32.

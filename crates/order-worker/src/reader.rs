@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_domain::Partition;
-use flashsale_storage_redis::{OrderReader, RawEntry, ReadError, Redis, RedisFault};
+use flashsale_storage_redis::{OrderReader, ReadError, Redis, RedisFault};
 use tokio::sync::mpsc::Sender;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::backoff::Backoff;
+use crate::hands::Hands;
+use crate::process::Batch;
 
 /// When a reader last heard from Redis: what readiness looks at.
 #[derive(Debug, Clone)]
@@ -45,7 +47,8 @@ pub(crate) struct Reader {
     pub(crate) partition: Partition,
     pub(crate) consumer: String,
     pub(crate) settings: WorkerSettings,
-    pub(crate) batches: Sender<Vec<RawEntry>>,
+    pub(crate) batches: Sender<Batch>,
+    pub(crate) hands: Hands,
     pub(crate) last_poll: LastPoll,
 }
 
@@ -54,10 +57,10 @@ impl Reader {
     /// that nobody listens to would swallow the next entry.
     pub(crate) async fn run(self, shutdown: Shutdown) {
         let mut backoff = Backoff::new(self.settings.retry_min, self.settings.retry_max);
-        let mut reader = None;
+        let mut reader: Option<OrderReader> = None;
         while !shutdown.is_requested() {
             let read = match &mut reader {
-                Some(reader) => self.read(reader).await,
+                Some(reader) => reader.read(self.settings.batch).await,
                 None => match self.connect().await {
                     Ok(connected) => {
                         reader = Some(connected);
@@ -73,7 +76,11 @@ impl Reader {
                     }
                     backoff.reset();
                     self.last_poll.mark();
-                    if !entries.is_empty() && self.batches.send(entries).await.is_err() {
+                    if entries.is_empty() {
+                        continue;
+                    }
+                    self.hands.take(&entries);
+                    if self.batches.send(Batch::Fresh(entries)).await.is_err() {
                         return;
                     }
                 }
@@ -107,9 +114,5 @@ impl Reader {
     async fn connect(&self) -> Result<OrderReader, RedisFault> {
         self.redis.ensure_group(self.partition).await?;
         self.redis.order_reader(self.partition, &self.consumer, self.settings.block).await
-    }
-
-    async fn read(&self, reader: &mut OrderReader) -> Result<Vec<RawEntry>, ReadError> {
-        reader.read(self.settings.batch).await
     }
 }

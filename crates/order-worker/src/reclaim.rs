@@ -1,23 +1,39 @@
 //! Takes over entries whose worker has held them for too long: it crashed, or lost its way.
+//!
+//! An entry that comes this way twice is a suspect: it may be what its workers crashed of. Suspects
+//! run alone, so that they take no neighbours with them.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::WorkerSettings;
-use flashsale_domain::Partition;
+use flashsale_domain::{EntryId, OrderId, Partition};
 use flashsale_storage_redis::{RawEntry, Redis, RedisFault};
+use flashsale_storage_sql::Database;
 use tokio::sync::mpsc::Sender;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::backoff::jittered;
+use crate::hands::Hands;
+use crate::process::Batch;
+use crate::quiet::Quiet;
+
+/// The longest pause between two looks: what a leaving worker handed back is taken within it.
+const INTERVAL_MAX: Duration = Duration::from_secs(1);
+
+/// An entry that has come by reclaim so often runs alone.
+const SUSPECT_AFTER: u32 = 2;
 
 pub(crate) struct Reclaimer {
     pub(crate) redis: Redis,
     pub(crate) partition: Partition,
     pub(crate) consumer: String,
     pub(crate) settings: WorkerSettings,
-    pub(crate) batches: Sender<Vec<RawEntry>>,
+    pub(crate) database: Database,
+    pub(crate) hands: Hands,
+    pub(crate) batches: Sender<Batch>,
 }
 
 impl Reclaimer {
@@ -42,15 +58,16 @@ impl Reclaimer {
         }
     }
 
-    /// Half the idle time: an entry of a dead worker waits at most one and a half of it.
+    /// Half the idle time at the most: an entry of a dead worker waits at most one and a half of it.
     fn interval(&self) -> Duration {
-        self.settings.reclaim_idle / 2
+        (self.settings.reclaim_idle / 2).min(INTERVAL_MAX)
     }
 
     /// The whole pending list, page by page. One page looks at ten times its size, so without the
     /// cursor what stands behind busy entries would never be reached.
     async fn look_through(&self, shutdown: &Shutdown) -> Result<(), RedisFault> {
         let mut from = None;
+        let lost_log = Quiet::default();
         loop {
             let page = self
                 .redis
@@ -62,23 +79,67 @@ impl Reclaimer {
                     self.settings.batch,
                 )
                 .await?;
-            for id in &page.deleted {
-                metrics::counter!("flashsale_entries_lost_total").increment(1);
-                error!(partition = %self.partition, entry.id = %id,
-                    "entry {id} was pending and is gone from the stream: an order was lost");
-            }
-            if !page.entries.is_empty() {
-                let count = page.entries.len();
-                metrics::counter!("flashsale_reclaimed_total")
-                    .increment(u64::try_from(count).unwrap_or(u64::MAX));
-                info!(partition = %self.partition, count, "took over entries held for too long");
-                if self.batches.send(page.entries).await.is_err() {
-                    return Ok(());
-                }
+            self.report_lost(&page.deleted, &lost_log).await;
+            if !page.entries.is_empty() && self.hand_over(page.entries).await?.is_break() {
+                return Ok(());
             }
             from = page.next;
             if from.is_none() || shutdown.is_requested() {
                 return Ok(());
+            }
+        }
+    }
+
+    /// Passes entries on: suspects one by one, the rest together.
+    async fn hand_over(&self, entries: Vec<RawEntry>) -> Result<ControlFlow<()>, RedisFault> {
+        let count = entries.len();
+        metrics::counter!("flashsale_reclaimed_total")
+            .increment(u64::try_from(count).unwrap_or(u64::MAX));
+        info!(partition = %self.partition, count, "took over entries held for too long");
+        self.hands.take(&entries);
+        let ids: Vec<EntryId> = entries.iter().map(|entry| entry.id).collect();
+        let reclaims = self.redis.count_reclaims(self.partition, &ids).await?;
+        let (mut together, mut batches) = (Vec::new(), Vec::new());
+        for (entry, reclaims) in entries.into_iter().zip(reclaims) {
+            if reclaims < SUSPECT_AFTER {
+                together.push(entry);
+            } else {
+                batches.push(Batch::Suspect(entry));
+            }
+        }
+        if !together.is_empty() {
+            batches.insert(0, Batch::Reclaimed(together));
+        }
+        for batch in batches {
+            if self.batches.send(batch).await.is_err() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Entries that were pending and are gone from the stream: orders that Redis lost, and only this
+    /// reply says so.
+    async fn report_lost(&self, lost: &[EntryId], log: &Quiet) {
+        for id in lost {
+            metrics::counter!("flashsale_entries_lost_total").increment(1);
+            if let Some(kept_back) = log.allows() {
+                error!(partition = %self.partition, entry.id = %id, kept_back,
+                    "entry {id} was pending and is gone from the stream: an order was lost");
+            }
+            let order = OrderId::from_entry(self.partition, *id).map(|id| id.to_string());
+            let detail = format!(
+                "entry {id} of partition {} was deleted while it was pending; order {}",
+                self.partition,
+                order.as_deref().unwrap_or("unknown"),
+            );
+            let subject = order.as_deref().unwrap_or("-");
+            let written =
+                self.database.insert_audit(&self.consumer, "entry.lost", subject, &detail).await;
+            if let Err(fault) = written
+                && log.allows().is_some()
+            {
+                error!(error = %fault, "a lost entry could not be written to the audit log");
             }
         }
     }

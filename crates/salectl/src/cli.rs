@@ -1,11 +1,12 @@
 //! The command line: every command with its arguments. Whatever clap can check is checked here.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
-use flashsale_domain::{Currency, PER_BUYER_MAX, SaleId, SaleMode, UserId};
+use flashsale_domain::{Currency, EntryId, OrderId, PER_BUYER_MAX, SaleId, SaleMode, UserId};
 
 use crate::when::When;
 
@@ -63,6 +64,12 @@ pub(crate) enum Command {
         receipts: Option<PathBuf>,
     },
 
+    /// Look at dead letters, try them again, or give them up
+    Dead {
+        #[command(subcommand)]
+        command: DeadCommand,
+    },
+
     /// Load what Redis holds of the sale's whole partition from the database again
     ///
     /// Nobody is admitted to the partition's sales meanwhile. Order-workers must be running: what
@@ -90,6 +97,75 @@ pub(crate) enum SaleCommand {
     Resume(SaleArgs),
     /// End a sale for good; what was admitted goes on
     Close(SaleArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeadCommand {
+    /// List dead letters, oldest first
+    List(DeadFilterArgs),
+    /// Show one, with the fields of its entry
+    Show {
+        /// Its order's id, or its entry's (1764470400000-0)
+        #[arg(value_name = "ID")]
+        id: LetterId,
+    },
+    /// Try them again under their order's id; what still cannot be done stays
+    Requeue(DeadActionArgs),
+    /// Give them up: the order's row says rejected, its unit and slot go back
+    Reject(DeadActionArgs),
+}
+
+/// Which dead letters.
+#[derive(Debug, Args)]
+pub(crate) struct DeadFilterArgs {
+    /// Only of this sale
+    #[arg(long, value_name = "ID")]
+    pub(crate) sale: Option<SaleId>,
+
+    /// Only with this reason, such as undecodable or data-refused
+    #[arg(long, value_name = "REASON")]
+    pub(crate) reason: Option<String>,
+
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) limit: usize,
+}
+
+/// Which dead letters to act on.
+#[derive(Debug, Args)]
+pub(crate) struct DeadActionArgs {
+    /// One letter: its order's id, or its entry's
+    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) id: Option<LetterId>,
+
+    /// Every letter that the filter names, up to its limit
+    #[arg(long)]
+    pub(crate) all: bool,
+
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    #[command(flatten)]
+    pub(crate) filter: DeadFilterArgs,
+}
+
+/// A dead letter's name: its entry's id, which is its order's id too.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LetterId(pub(crate) EntryId);
+
+impl FromStr for LetterId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(entry) = text.parse::<EntryId>() {
+            return Ok(Self(entry));
+        }
+        let order = text.parse::<OrderId>();
+        order.map(|order| Self(order.entry())).map_err(|_| {
+            "an order's id (385644540322643969) or an entry's (1764470400000-0)".to_owned()
+        })
+    }
 }
 
 #[derive(Debug, Args)]
@@ -229,6 +305,9 @@ mod tests {
             ("token --sub b --ttl 0s".to_owned(), value),
             ("token --sub ".to_owned(), value),
             ("audit --receipts r.csv".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("dead show nonsense".to_owned(), value),
+            ("dead requeue".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("dead reject 5 --all".to_owned(), ErrorKind::ArgumentConflict),
             ("frobnicate".to_owned(), ErrorKind::InvalidSubcommand),
         ];
         for (line, kind) in cases {

@@ -2,6 +2,7 @@
 //! that are printed.
 
 pub(crate) mod audit;
+pub(crate) mod dead;
 pub(crate) mod ledger;
 pub(crate) mod migrate;
 pub(crate) mod rebuild;

@@ -2,12 +2,12 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use flashsale_domain::{EntryId, Partition};
+use flashsale_domain::{EntryId, NewOrder, Partition};
 use serde::{Deserialize, Serialize};
 
 use crate::order_stream::GROUP;
-use crate::scripts::DEAD_LETTER;
-use crate::{RawEntry, Redis, RedisFault};
+use crate::scripts::{DEAD_LETTER, UPDATE_DEAD_LETTER};
+use crate::{RawEntry, Redis, RedisFault, Undecodable, decode};
 
 /// An entry that cannot become a row until somebody looks at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,10 +18,18 @@ pub struct DeadLetter {
     pub reason: String,
     /// What exactly was wrong.
     pub detail: String,
-    /// Who set it aside.
-    pub consumer: String,
-    /// When: milliseconds since the Unix epoch.
-    pub at_ms: i64,
+    /// The database's code for the refusal: SQLSTATE, or SQLite's result code.
+    pub code: Option<String>,
+    /// How often it was tried, operators' tries included.
+    pub attempts: u32,
+    /// Who tried.
+    pub consumers: Vec<String>,
+    /// The epoch that a rebuild stamped on it: then the one in its bytes counts no longer.
+    pub epoch: Option<i64>,
+    /// When it was set aside: milliseconds since the Unix epoch.
+    pub first_ms: i64,
+    /// When it was last tried.
+    pub last_ms: i64,
 }
 
 /// The stored form. Field names and values are bytes, which JSON cannot hold: base64.
@@ -31,11 +39,47 @@ struct StoredLetter {
     fields: Vec<(String, String)>,
     reason: String,
     detail: String,
-    consumer: String,
-    at_ms: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    attempts: u32,
+    consumers: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    epoch: Option<i64>,
+    first_ms: i64,
+    last_ms: i64,
 }
 
 impl DeadLetter {
+    /// A letter for an entry that `consumer` sets aside at `at_ms`, after its first try.
+    pub fn new(
+        entry: RawEntry,
+        reason: impl Into<String>,
+        detail: impl Into<String>,
+        consumer: impl Into<String>,
+        at_ms: i64,
+    ) -> Self {
+        Self {
+            entry,
+            reason: reason.into(),
+            detail: detail.into(),
+            code: None,
+            attempts: 1,
+            consumers: vec![consumer.into()],
+            epoch: None,
+            first_ms: at_ms,
+            last_ms: at_ms,
+        }
+    }
+
+    /// The order that the entry carries, in the epoch that counts.
+    ///
+    /// # Errors
+    /// When the entry cannot be read as one.
+    pub fn order(&self, partition: Partition) -> Result<NewOrder, Undecodable> {
+        let order = decode(partition, &self.entry)?;
+        Ok(NewOrder { epoch: self.epoch.unwrap_or(order.epoch), ..order })
+    }
+
     fn to_stored(&self) -> String {
         let encode = |bytes: &Vec<u8>| STANDARD.encode(bytes);
         let fields = self.entry.fields.iter().map(|(k, v)| (encode(k), encode(v))).collect();
@@ -44,8 +88,12 @@ impl DeadLetter {
             fields,
             reason: self.reason.clone(),
             detail: self.detail.clone(),
-            consumer: self.consumer.clone(),
-            at_ms: self.at_ms,
+            code: self.code.clone(),
+            attempts: self.attempts,
+            consumers: self.consumers.clone(),
+            epoch: self.epoch,
+            first_ms: self.first_ms,
+            last_ms: self.last_ms,
         };
         serde_json::to_string(&stored).expect("strings and numbers are always JSON")
     }
@@ -63,8 +111,12 @@ impl DeadLetter {
             entry: RawEntry { id, fields },
             reason: stored.reason,
             detail: stored.detail,
-            consumer: stored.consumer,
-            at_ms: stored.at_ms,
+            code: stored.code,
+            attempts: stored.attempts,
+            consumers: stored.consumers,
+            epoch: stored.epoch,
+            first_ms: stored.first_ms,
+            last_ms: stored.last_ms,
         })
     }
 }
@@ -90,6 +142,44 @@ impl Redis {
             .invoke_async(&mut connection)
             .await?;
         Ok(())
+    }
+
+    /// Replaces a dead letter by what is known of it now. False when it is no longer there: somebody
+    /// else has dealt with it.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn update_dead_letter(
+        &self,
+        partition: Partition,
+        letter: &DeadLetter,
+    ) -> Result<bool, RedisFault> {
+        let mut connection = self.connection().await?;
+        let updated: i64 = UPDATE_DEAD_LETTER
+            .key(self.keys.dead(partition))
+            .arg(letter.entry.id.to_string())
+            .arg(letter.to_stored())
+            .invoke_async(&mut connection)
+            .await?;
+        Ok(updated == 1)
+    }
+
+    /// Removes a dead letter that is settled; false when it was gone already.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn delete_dead_letter(
+        &self,
+        partition: Partition,
+        id: EntryId,
+    ) -> Result<bool, RedisFault> {
+        let mut connection = self.connection().await?;
+        let deleted: i64 = redis::cmd("HDEL")
+            .arg(self.keys.dead(partition))
+            .arg(id.to_string())
+            .query_async(&mut connection)
+            .await?;
+        Ok(deleted == 1)
     }
 
     /// The dead letter of one entry.
@@ -162,8 +252,12 @@ mod tests {
             },
             reason: "undecodable".into(),
             detail: "field v comes twice".into(),
-            consumer: "c1".into(),
-            at_ms: 5,
+            code: Some("23505".into()),
+            attempts: 2,
+            consumers: vec!["c1".into(), "c2".into()],
+            epoch: Some(3),
+            first_ms: 5,
+            last_ms: 6,
         };
         assert_eq!(DeadLetter::from_stored(id, &letter.to_stored()).expect("readable"), letter);
     }

@@ -42,6 +42,16 @@ impl Keys {
         format!("{}:{{{partition}}}:dead", self.prefix)
     }
 
+    /// Hash: how often an entry came by reclaim (`r:<id>`), and was tried alone (`a:<id>`).
+    pub fn suspects(&self, partition: Partition) -> String {
+        format!("{}:{{{partition}}}:suspects", self.prefix)
+    }
+
+    /// String: who rebuilds the partition.
+    pub fn rebuild_lock(&self, partition: Partition) -> String {
+        format!("{}:{{{partition}}}:rebuild", self.prefix)
+    }
+
     /// String: the lock of one buyer in one direct sale.
     pub fn buyer_lock(&self, sale: SaleId, user: &UserId) -> String {
         format!("{}:{{{DIRECT_PARTITION}}}:lock:{sale}:{user}", self.prefix)

@@ -9,9 +9,12 @@ mod connect;
 mod dead_letters;
 mod direct;
 mod error;
+mod gate;
+mod holding;
 mod keys;
 mod order_stream;
 mod record;
+mod release;
 mod sales;
 mod scripts;
 
@@ -20,9 +23,11 @@ pub use connect::{Redis, RedisConfig};
 pub use dead_letters::DeadLetter;
 pub use direct::BuyerLock;
 pub use error::RedisFault;
+pub use gate::{GateStatus, RebuildLock};
 pub use keys::Keys;
 pub use order_stream::{
     Backlog, ClaimedPage, GROUP, OrderReader, RawEntry, ReadError, Undecodable, decode,
 };
 pub use record::{Record, RecordError, RecordItem};
+pub use release::{ReleaseRequest, Released, SOLD_OUT_LEASE};
 pub use sales::{Fence, LoadedSale, RecordsPage, SaleAccount};

@@ -72,16 +72,20 @@ fn parse_item(text: &str) -> Option<RecordItem> {
     parts.next().is_none().then_some(item)
 }
 
+impl fmt::Display for RecordItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flag = if self.open { 'o' } else { 'c' };
+        write!(f, "{}:{}:{}:{flag}:", self.entry, self.slot, self.generation)?;
+        self.digest.as_ref().map_or(Ok(()), |digest| write!(f, "{digest}"))
+    }
+}
+
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("1|")?;
         for (i, item) in self.items.iter().enumerate() {
             let separator = if i == 0 { "" } else { ";" };
-            let flag = if item.open { 'o' } else { 'c' };
-            write!(f, "{separator}{}:{}:{}:{flag}:", item.entry, item.slot, item.generation)?;
-            if let Some(digest) = &item.digest {
-                write!(f, "{digest}")?;
-            }
+            write!(f, "{separator}{item}")?;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use sea_orm::{
 
 use crate::clock::now_ms;
 use crate::entities::{order, sale};
+use crate::outbox::{NewRelease, insert_release};
 use crate::{Database, SqlFault};
 
 /// Rows of one INSERT: SQLite takes 32,766 values a statement, a row has 12.
@@ -42,9 +43,6 @@ pub enum CommitRefusal {
     /// The database has no unit left.
     #[error("the database has no unit of sale {0} left")]
     StockGone(SaleId),
-    /// Another open order of the buyer holds the slot.
-    #[error("the buyer's slot is held by order {0}")]
-    SlotTaken(OrderId),
     /// The id belongs to a row with other content.
     #[error("order {0} is in the database with other content")]
     ContentConflict(OrderId),
@@ -149,36 +147,48 @@ impl Database {
                         database: guard.epoch,
                     }));
                 }
-                Some(guard) => rows.push((i, guard)),
+                Some(guard) => {
+                    let lost = order.epoch < guard.epoch;
+                    let rejected = lost.then_some(RejectReason::MemoryLost);
+                    rows.push(NewRow { order, guard, rejected });
+                }
             }
         }
         // Workers insert in the same order, so that two of them never wait for each other in turn.
-        rows.sort_by(|(a, _), (b, _)| {
-            let key = |i: usize| {
-                let order: &NewOrder = &orders[i];
-                (order.sale_id, &order.user_id, order.slot, order.id)
-            };
-            key(*a).cmp(&key(*b))
+        rows.sort_by_key(|row| {
+            (row.order.sale_id, &row.order.user_id, row.order.slot, row.order.id)
         });
 
         let mut taken: BTreeMap<(SaleId, i64), i64> = BTreeMap::new();
         let mut missing = Vec::new();
         for chunk in rows.chunks(ROWS_PER_INSERT) {
-            let inserted = insert_rows(transaction, orders, chunk, now).await?;
-            for (i, guard) in chunk {
-                let order = &orders[*i];
-                if !inserted.contains(&order.id) {
-                    missing.push(*i);
-                } else if order.epoch < guard.epoch {
-                    outcomes[*i] = Some(Commit::Rejected(RejectReason::MemoryLost));
+            let inserted = insert_rows(transaction, chunk, now).await?;
+            for row in chunk {
+                let i = first_of_id[&row.order.id];
+                if !inserted.contains(&row.order.id) {
+                    missing.push(i);
+                } else if let Some(reason) = row.rejected {
+                    outcomes[i] = Some(Commit::Rejected(reason));
                 } else {
-                    *taken.entry((order.sale_id, guard.epoch)).or_default() += 1;
-                    outcomes[*i] = Some(Commit::Inserted);
+                    *taken.entry((row.order.sale_id, row.guard.epoch)).or_default() += 1;
+                    outcomes[i] = Some(Commit::Inserted);
                 }
             }
         }
-        for (i, outcome) in explain_missing(transaction, orders, &missing).await? {
-            outcomes[i] = Some(outcome);
+        for (i, obstacle) in explain_missing(transaction, orders, &missing).await? {
+            outcomes[i] = Some(match obstacle {
+                Obstacle::ItselfAlready => Commit::Redelivered,
+                Obstacle::OtherContent => {
+                    Commit::Refused(CommitRefusal::ContentConflict(orders[i].id))
+                }
+                Obstacle::HolderOfSlot(holder) => {
+                    let reason = RejectReason::SlotTaken;
+                    let guard = &sales[&orders[i].sale_id];
+                    write_rejected(transaction, &orders[i], guard, now, reason, Some(holder))
+                        .await?;
+                    Commit::Rejected(reason)
+                }
+            });
         }
         for ((sale, epoch), units) in taken {
             take_units(transaction, sale, epoch, units).await?;
@@ -197,6 +207,34 @@ impl Database {
         };
         let outcomes = orders.iter().enumerate().map(outcome_of).collect();
         Ok(CommittedBatch { outcomes, committed_ms: now })
+    }
+
+    /// Writes one order as rejected, with what it gives back; an order that is a row already stays as
+    /// it is.
+    ///
+    /// # Errors
+    /// When nothing was written: see [`BatchFailure`].
+    pub async fn reject_order(
+        &self,
+        order: &NewOrder,
+        reason: RejectReason,
+    ) -> Result<(), BatchFailure> {
+        let transaction = self.begin_write().await?;
+        let orders = std::slice::from_ref(order);
+        let written = async {
+            let (sales, now) = self.read_guards(&transaction, orders).await?;
+            let guard = sales
+                .get(&order.sale_id)
+                .ok_or(BatchFailure::Refused(CommitRefusal::SaleMissing(order.sale_id)))?;
+            write_rejected(&transaction, order, guard, now, reason, None).await
+        };
+        match written.await {
+            Ok(()) => Ok(transaction.commit().await?),
+            Err(failure) => {
+                let _ = transaction.rollback().await;
+                Err(failure)
+            }
+        }
     }
 
     async fn read_guards(
@@ -237,11 +275,17 @@ impl Database {
     }
 }
 
+/// A row to insert: `awaiting_payment`, or rejected for a reason.
+struct NewRow<'a> {
+    order: &'a NewOrder,
+    guard: &'a SaleGuard,
+    rejected: Option<RejectReason>,
+}
+
 /// Inserts what no constraint refuses, and returns the ids of the new rows.
 async fn insert_rows(
     transaction: &DatabaseTransaction,
-    orders: &[NewOrder],
-    rows: &[(usize, &SaleGuard)],
+    rows: &[NewRow<'_>],
     now: i64,
 ) -> Result<HashSet<OrderId>, BatchFailure> {
     if rows.is_empty() {
@@ -262,13 +306,10 @@ async fn insert_rows(
         order::Column::PayByMs,
         order::Column::CommittedMs,
     ]);
-    for (i, guard) in rows {
-        let order = &orders[*i];
-        let lost = order.epoch < guard.epoch;
-        let (state, reason) = if lost {
-            (OrderState::Rejected, Some(RejectReason::MemoryLost.as_str()))
-        } else {
-            (OrderState::AwaitingPayment, None)
+    for NewRow { order, guard, rejected } in rows {
+        let state = match rejected {
+            Some(_) => OrderState::Rejected,
+            None => OrderState::AwaitingPayment,
         };
         statement.values_panic([
             order.id.as_i64().into(),
@@ -278,10 +319,10 @@ async fn insert_rows(
             order.epoch.into(),
             order.digest.as_ref().map(IdempotencyDigest::as_str).into(),
             state.as_str().into(),
-            reason.into(),
+            rejected.map(RejectReason::as_str).into(),
             guard.price_amount.into(),
             guard.price_currency.as_str().into(),
-            (!lost).then_some(now + guard.payment_window_ms).into(),
+            rejected.is_none().then_some(now + guard.payment_window_ms).into(),
             now.into(),
         ]);
     }
@@ -297,15 +338,22 @@ async fn insert_rows(
     Ok(inserted)
 }
 
-/// Why rows were not inserted: looks at what stood in their way.
+/// What stood in a row's way.
+enum Obstacle {
+    /// The same order, committed before.
+    ItselfAlready,
+    /// A row of the same id that says something else.
+    OtherContent,
+    /// An open order of the buyer in the same slot.
+    HolderOfSlot(OrderId),
+}
+
+/// Looks at what stood in the way of the rows that were not inserted.
 async fn explain_missing(
     transaction: &DatabaseTransaction,
     orders: &[NewOrder],
     missing: &[usize],
-) -> Result<Vec<(usize, Commit)>, BatchFailure> {
-    if missing.is_empty() {
-        return Ok(Vec::new());
-    }
+) -> Result<Vec<(usize, Obstacle)>, BatchFailure> {
     let mut rows = HashMap::new();
     for chunk in missing.chunks(1000) {
         let found = order::Entity::find()
@@ -314,12 +362,12 @@ async fn explain_missing(
             .await?;
         rows.extend(found.into_iter().map(|row| (row.id, row)));
     }
-    let mut outcomes = Vec::with_capacity(missing.len());
+    let mut obstacles = Vec::with_capacity(missing.len());
     for i in missing {
         let wanted = &orders[*i];
-        let outcome = match rows.get(&wanted.id.as_i64()) {
-            Some(row) if same_content(row, wanted) => Commit::Redelivered,
-            Some(_) => Commit::Refused(CommitRefusal::ContentConflict(wanted.id)),
+        let obstacle = match rows.get(&wanted.id.as_i64()) {
+            Some(row) if same_content(row, wanted) => Obstacle::ItselfAlready,
+            Some(_) => Obstacle::OtherContent,
             None => {
                 let holder: Option<i64> = order::Entity::find()
                     .select_only()
@@ -331,15 +379,43 @@ async fn explain_missing(
                     .into_tuple()
                     .one(transaction)
                     .await?;
-                match holder.and_then(OrderId::from_i64) {
-                    Some(holder) => Commit::Refused(CommitRefusal::SlotTaken(holder)),
-                    None => return Err(BatchFailure::Moved),
-                }
+                // Gone meanwhile: the slot is free, and the order can be inserted after all.
+                let holder = holder.and_then(OrderId::from_i64).ok_or(BatchFailure::Moved)?;
+                Obstacle::HolderOfSlot(holder)
             }
         };
-        outcomes.push((*i, outcome));
+        obstacles.push((*i, obstacle));
     }
-    Ok(outcomes)
+    Ok(obstacles)
+}
+
+/// Writes an order as rejected, and what it gives back into the outbox. A row that is there already
+/// stays as it is.
+async fn write_rejected(
+    transaction: &DatabaseTransaction,
+    order: &NewOrder,
+    guard: &SaleGuard,
+    now: i64,
+    reason: RejectReason,
+    instead: Option<OrderId>,
+) -> Result<(), BatchFailure> {
+    let rejected = NewRow { order, guard, rejected: Some(reason) };
+    let is_new = insert_rows(transaction, &[rejected], now).await?.contains(&order.id);
+    // An order of an older epoch holds nothing in Redis any more: the rebuild did not load it.
+    if is_new && order.epoch == guard.epoch {
+        let release = NewRelease {
+            sale_id: order.sale_id,
+            order_id: order.id,
+            user_id: &order.user_id,
+            generation: 1,
+            cause: reason.as_str(),
+            returns_unit: reason != RejectReason::StockGone,
+            instead,
+            now_ms: now,
+        };
+        insert_release(transaction, &release).await?;
+    }
+    Ok(())
 }
 
 /// The states in which a row holds a unit and a slot; the unique index names the same.

@@ -174,13 +174,8 @@ async fn a_dead_letter_whose_entry_left_the_stream_is_still_its_buyers() {
 
 async fn set_aside(app: &TestApp, id: OrderId) {
     let entry = app.redis.find_entry(home(), id.entry()).await.expect("answers");
-    let letter = DeadLetter {
-        entry: entry.expect("is on the stream"),
-        reason: "test".to_owned(),
-        detail: String::new(),
-        consumer: "test".to_owned(),
-        at_ms: now_ms(),
-    };
+    let entry = entry.expect("is on the stream");
+    let letter = DeadLetter::new(entry, "test", "", "test", now_ms());
     app.redis.store_dead_letter(home(), &letter).await.expect("stored");
 }
 

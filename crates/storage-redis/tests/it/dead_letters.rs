@@ -18,13 +18,7 @@ async fn with_group(server: &RedisServer) -> Deployment {
 }
 
 fn letter(entry: &RawEntry, reason: &str) -> DeadLetter {
-    DeadLetter {
-        entry: entry.clone(),
-        reason: reason.to_owned(),
-        detail: "field v comes twice".to_owned(),
-        consumer: "worker".to_owned(),
-        at_ms: 1_764_470_400_123,
-    }
+    DeadLetter::new(entry.clone(), reason, "field v comes twice", "worker", 1_764_470_400_123)
 }
 
 async fn backlog(deployment: &Deployment) -> Backlog {

@@ -120,7 +120,7 @@ on_both!(
 );
 
 on_both!(
-    a_slot_held_by_another_order_is_refused_and_the_neighbours_are_written,
+    an_order_whose_slot_is_taken_is_rejected_and_the_neighbours_are_written,
     async |database: TestDatabase| {
         let sale = database.published(&NewSale { per_buyer: 2, ..new_sale(10) }).await;
         for (state, holder) in [(OrderState::AwaitingPayment, 101), (OrderState::Paid, 102)] {
@@ -137,23 +137,32 @@ on_both!(
             let committed = database.commit_orders(&batch).await.unwrap();
 
             assert_eq!(committed.outcomes[0], Commit::Inserted);
-            let taken = CommitRefusal::SlotTaken(order_id(holder));
-            assert_eq!(refused(&committed.outcomes[1]), &taken);
+            assert_eq!(committed.outcomes[1], Commit::Rejected(RejectReason::SlotTaken));
             assert_eq!(committed.outcomes[2], Commit::Inserted);
             assert_eq!(committed.outcomes[3], Commit::Inserted);
+            // What it gives back stands in the outbox, with the order that has the slot instead.
+            let releases = database.list_releases(0, 10).await.unwrap();
+            let release = releases.last().expect("a release");
+            assert_eq!(release.order_id, order_id(holder + 100));
+            assert!(release.returns_unit);
+            assert_eq!(release.instead.as_ref().map(|it| it.order.id), Some(order_id(holder)));
+            // Coming again changes nothing, and releases nothing more.
+            let again = database.commit_orders(&batch).await.unwrap();
+            assert_eq!(again.outcomes, vec![Commit::Redelivered; 4]);
+            assert_eq!(database.list_releases(0, 10).await.unwrap().len(), releases.len());
         }
         assert_eq!(database.stock_left(&sale).await, 4);
     }
 );
 
-on_both!(of_two_orders_in_one_slot_of_one_batch_one_is_refused, async |database: TestDatabase| {
+on_both!(of_two_orders_in_one_slot_of_one_batch_one_is_rejected, async |database: TestDatabase| {
     let sale = database.published(&new_sale(10)).await;
     let (first, mut second) = (order_of(&sale, 1), order_of(&sale, 2));
     second.user_id = first.user_id.clone();
 
     let committed = database.commit_orders(&[second, first]).await.unwrap();
 
-    assert_eq!(refused(&committed.outcomes[0]), &CommitRefusal::SlotTaken(order_id(1)));
+    assert_eq!(committed.outcomes[0], Commit::Rejected(RejectReason::SlotTaken));
     assert_eq!(committed.outcomes[1], Commit::Inserted);
     assert_eq!(database.stock_left(&sale).await, 9);
 });
@@ -457,17 +466,13 @@ on_both!(two_workers_with_orders_of_one_slot_write_one_of_them, async |database:
         let (left_done, right_done) = (left_done.unwrap(), right_done.unwrap());
         for i in 0..10 {
             match (&left_done.outcomes[i], &right_done.outcomes[i]) {
-                (Commit::Inserted, Commit::Refused(CommitRefusal::SlotTaken(holder))) => {
-                    assert_eq!(*holder, left[i].id);
-                }
-                (Commit::Refused(CommitRefusal::SlotTaken(holder)), Commit::Inserted) => {
-                    assert_eq!(*holder, right[i].id);
-                }
+                (Commit::Inserted, Commit::Rejected(RejectReason::SlotTaken))
+                | (Commit::Rejected(RejectReason::SlotTaken), Commit::Inserted) => {}
                 other => panic!("round {round}: {other:?}"),
             }
         }
     }
-    assert_eq!(database.order_count().await, 200);
+    assert_eq!(database.order_count().await, 400, "half of them rejected");
     assert_eq!(database.stock_left(&sale).await, 800);
 });
 

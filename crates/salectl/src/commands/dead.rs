@@ -1,0 +1,138 @@
+//! `salectl dead`.
+
+use flashsale_bootstrap::Settings;
+use flashsale_operations::{DeadFilter, DeadOrder, DeadOutcome};
+use serde::Serialize;
+
+use crate::Verdict;
+use crate::cli::{DeadActionArgs, DeadCommand, DeadFilterArgs};
+use crate::failure::Failure;
+use crate::output::{Output, columns, fields};
+use crate::when::rfc3339;
+
+/// ```json
+/// {"dead":[{"partition":0,"entry_id":"1764470400000-0","order_id":"...","sale_id":"1",
+///   "user_id":"buyer","reason":"data-refused","detail":"...","code":"23514","attempts":1,
+///   "consumers":["host-1-0a0b0c0d"],"first_ms":1764470400000,"last_ms":1764470400000,
+///   "fields":[["v","1"]]}]}
+/// ```
+#[derive(Serialize)]
+struct Letters {
+    dead: Vec<DeadOrder>,
+}
+
+/// ```json
+/// {"dry_run":false,"outcomes":[{"entry_id":"1764470400000-0","order_id":"...","settled":true,
+///   "what":"is a row now"}]}
+/// ```
+#[derive(Serialize)]
+struct Outcomes {
+    dry_run: bool,
+    outcomes: Vec<DeadOutcome>,
+}
+
+/// Lists, shows, tries again or gives up. Exit code 1 when something that was to be settled is not.
+pub(crate) async fn run(
+    command: DeadCommand,
+    settings: &Settings,
+    output: Output,
+) -> Result<Verdict, Failure> {
+    let operations = super::operations(settings).await?;
+    match command {
+        DeadCommand::List(args) => {
+            let letters = Letters { dead: operations.list_dead(&filter_of(&args)).await? };
+            output.print(&letters, || list_text(&letters.dead))?;
+            Ok(Verdict::Good)
+        }
+        DeadCommand::Show { id } => {
+            let filter = DeadFilter { entry: Some(id.0), limit: 1, ..DeadFilter::default() };
+            let letters = Letters { dead: operations.list_dead(&filter).await? };
+            output.print(&letters, || letters.dead.iter().map(show_text).collect())?;
+            Ok(Verdict::Good)
+        }
+        DeadCommand::Requeue(args) => {
+            let done = operations.requeue_dead(&action_filter(&args), ACTOR, args.dry_run).await?;
+            conclude(done, args.dry_run, output)
+        }
+        DeadCommand::Reject(args) => {
+            let done = operations.reject_dead(&action_filter(&args), ACTOR, args.dry_run).await?;
+            conclude(done, args.dry_run, output)
+        }
+    }
+}
+
+/// Who acts, in the audit log: whoever may run this program against the stores.
+const ACTOR: &str = "salectl";
+
+fn filter_of(args: &DeadFilterArgs) -> DeadFilter {
+    DeadFilter { sale_id: args.sale, reason: args.reason.clone(), entry: None, limit: args.limit }
+}
+
+fn action_filter(args: &DeadActionArgs) -> DeadFilter {
+    DeadFilter { entry: args.id.map(|id| id.0), ..filter_of(&args.filter) }
+}
+
+fn conclude(outcomes: Vec<DeadOutcome>, dry_run: bool, output: Output) -> Result<Verdict, Failure> {
+    let all_settled = outcomes.iter().all(|outcome| outcome.settled);
+    let outcomes = Outcomes { dry_run, outcomes };
+    output.print(&outcomes, || {
+        if outcomes.outcomes.is_empty() {
+            return "no dead letter is named by this".to_owned();
+        }
+        let rows: Vec<Vec<String>> = outcomes
+            .outcomes
+            .iter()
+            .map(|outcome| vec![name_of(outcome), outcome.what.clone()])
+            .collect();
+        columns(&rows)
+    })?;
+    Ok(if all_settled || dry_run { Verdict::Good } else { Verdict::Broken })
+}
+
+fn name_of(outcome: &DeadOutcome) -> String {
+    let order = outcome.order_id.as_ref().map(ToString::to_string);
+    order.unwrap_or_else(|| outcome.entry_id.clone())
+}
+
+fn list_text(letters: &[DeadOrder]) -> String {
+    if letters.is_empty() {
+        return "no dead letters".to_owned();
+    }
+    let head = ["order", "entry", "sale", "buyer", "reason", "since", "detail"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(letters.iter().map(|letter| {
+        let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        vec![
+            text(letter.order_id.as_ref().map(ToString::to_string)),
+            letter.entry_id.clone(),
+            text(letter.sale_id.as_ref().map(ToString::to_string)),
+            text(letter.user_id.clone()),
+            letter.reason.clone(),
+            rfc3339(letter.first_ms),
+            letter.detail.clone(),
+        ]
+    }));
+    columns(&rows)
+}
+
+fn show_text(letter: &DeadOrder) -> String {
+    let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    let mut shown = fields([
+        ("entry", letter.entry_id.clone()),
+        ("partition", letter.partition.to_string()),
+        ("order", text(letter.order_id.as_ref().map(ToString::to_string))),
+        ("sale", text(letter.sale_id.as_ref().map(ToString::to_string))),
+        ("buyer", text(letter.user_id.clone())),
+        ("reason", letter.reason.clone()),
+        ("detail", letter.detail.clone()),
+        ("code", text(letter.code.clone())),
+        ("attempts", letter.attempts.to_string()),
+        ("tried by", letter.consumers.join(", ")),
+        ("since", rfc3339(letter.first_ms)),
+        ("last tried", rfc3339(letter.last_ms)),
+    ]);
+    for (name, value) in &letter.fields {
+        shown.push_str(&format!("  {name:?} = {value:?}\n"));
+    }
+    shown
+}

@@ -1,0 +1,120 @@
+//! The gate of a partition, and who may rebuild it.
+
+use std::time::Duration;
+
+use flashsale_domain::Partition;
+
+use crate::connect::random_token;
+use crate::scripts::{EXTEND_LOCK, GATE_STATUS, UNLOCK};
+use crate::{Redis, RedisFault};
+
+/// May a partition's memory be trusted?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateStatus {
+    /// Yes: it was opened on this server.
+    Open,
+    /// Somebody loads it, or began to.
+    Fenced,
+    /// It was opened on another server, or before a restart: what it holds may be too old.
+    Stale,
+    /// It is gone, or was never loaded.
+    Missing,
+}
+
+/// The right to rebuild a partition, for a while.
+pub struct RebuildLock {
+    redis: Redis,
+    key: String,
+    token: String,
+}
+
+/// How long a rebuilder that dies keeps others out.
+const REBUILD_LOCK_TTL: Duration = Duration::from_secs(10);
+
+impl Redis {
+    /// The state of a partition's gate.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn gate_status(&self, partition: Partition) -> Result<GateStatus, RedisFault> {
+        let status: String = GATE_STATUS
+            .key(self.keys.gate(partition))
+            .invoke_async(&mut self.connection().await?)
+            .await?;
+        match status.as_str() {
+            "open" => Ok(GateStatus::Open),
+            "fenced" => Ok(GateStatus::Fenced),
+            "stale" => Ok(GateStatus::Stale),
+            "missing" => Ok(GateStatus::Missing),
+            _ => Err(RedisFault::reply("gate_status", status)),
+        }
+    }
+
+    /// Takes the right to rebuild a partition if nobody has it. It only keeps two rebuilders from
+    /// working against each other; what keeps a late one out is the fence's token.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn try_lock_rebuild(
+        &self,
+        partition: Partition,
+    ) -> Result<Option<RebuildLock>, RedisFault> {
+        let (key, token) = (self.keys.rebuild_lock(partition), random_token());
+        let taken: Option<String> = redis::cmd("SET")
+            .arg(&key)
+            .arg(&token)
+            .arg("NX")
+            .arg("PX")
+            .arg(lock_ms())
+            .query_async(&mut self.connection().await?)
+            .await?;
+        Ok(taken.map(|_| RebuildLock { redis: self.clone(), key, token }))
+    }
+
+    /// What Redis does when its memory is full, such as `noeviction`: read from INFO, which is
+    /// allowed where CONFIG is not.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn eviction_policy(&self) -> Result<String, RedisFault> {
+        let info: String =
+            redis::cmd("INFO").arg("memory").query_async(&mut self.connection().await?).await?;
+        let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
+        policy
+            .map(|policy| policy.trim().to_owned())
+            .ok_or_else(|| RedisFault::reply("INFO memory", "no maxmemory_policy"))
+    }
+}
+
+impl RebuildLock {
+    /// Gives the lock its full time again; false when it is no longer ours.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn extend(&self) -> Result<bool, RedisFault> {
+        let extended: i64 = EXTEND_LOCK
+            .key(&self.key)
+            .arg(&self.token)
+            .arg(lock_ms())
+            .invoke_async(&mut self.redis.connection().await?)
+            .await?;
+        Ok(extended == 1)
+    }
+
+    /// Gives the lock back.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked: then it runs out by itself.
+    pub async fn unlock(self) -> Result<(), RedisFault> {
+        let _released: i64 = UNLOCK
+            .key(&self.key)
+            .arg(&self.token)
+            .invoke_async(&mut self.redis.connection().await?)
+            .await?;
+        Ok(())
+    }
+}
+
+fn lock_ms() -> u64 {
+    u64::try_from(REBUILD_LOCK_TTL.as_millis()).expect("ten seconds")
+}

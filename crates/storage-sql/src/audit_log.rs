@@ -1,0 +1,68 @@
+//! The audit log: who did what to whom, and what was found lost.
+
+use sea_orm::sea_query::Query;
+use sea_orm::{ConnectionTrait as _, EntityTrait as _, QueryOrder as _, QuerySelect as _};
+
+use crate::clock::now_ms;
+use crate::entities::audit_log::{Column, Entity};
+use crate::{Database, SqlFault};
+
+/// One line of the audit log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEntry {
+    /// When, by the database's clock: milliseconds since the Unix epoch.
+    pub at_ms: i64,
+    /// Who: an operator, or a program's consumer name.
+    pub actor: String,
+    /// What was done, such as `dead.requeue`.
+    pub action: String,
+    /// To what: an order's, entry's or sale's id.
+    pub subject: String,
+    /// With what result.
+    pub detail: String,
+}
+
+impl Database {
+    /// Adds a line to the audit log.
+    ///
+    /// # Errors
+    /// When the database refuses or cannot be asked.
+    pub async fn insert_audit(
+        &self,
+        actor: &str,
+        action: &str,
+        subject: &str,
+        detail: &str,
+    ) -> Result<(), SqlFault> {
+        let statement = Query::insert()
+            .into_table(Entity)
+            .columns([Column::AtMs, Column::Actor, Column::Action, Column::Subject, Column::Detail])
+            .values_panic([
+                now_ms(self.backend()),
+                actor.into(),
+                action.into(),
+                subject.into(),
+                detail.into(),
+            ])
+            .to_owned();
+        self.connection.execute(&statement).await?;
+        Ok(())
+    }
+
+    /// The latest lines of the audit log, newest first.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn list_audit(&self, limit: u64) -> Result<Vec<AuditEntry>, SqlFault> {
+        let rows =
+            Entity::find().order_by_desc(Column::Id).limit(limit).all(&self.connection).await?;
+        let entry = |row: crate::entities::audit_log::Model| AuditEntry {
+            at_ms: row.at_ms,
+            actor: row.actor,
+            action: row.action,
+            subject: row.subject,
+            detail: row.detail,
+        };
+        Ok(rows.into_iter().map(entry).collect())
+    }
+}
