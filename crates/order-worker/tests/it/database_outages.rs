@@ -132,7 +132,11 @@ async fn connections_that_go_silent_do_not_hold_the_worker_up() {
     }
     let ids: HashSet<_> = crowd.await.expect("the crowd is served").into_iter().collect();
     stand.settle().await;
-    let totals = stand.database.sale_totals(sale.id).await.expect("answered").expect("a sale");
+    // Our own connections run over the same line, and some of them are silent too.
+    let totals = eventually(SOON, "an answer", async || {
+        stand.database.sale_totals(sale.id).await.ok().flatten()
+    })
+    .await;
     assert_eq!((totals.open(), totals.stock_left), (2_000, 0));
     assert_eq!((ids.len(), stand.dead().await), (2_000, vec![]));
     worker.stop().await.expect("a clean end");
