@@ -124,6 +124,8 @@ impl Plan {
             ("FLASHSALE__DATABASE__URL", &self.database_url),
             ("FLASHSALE__DATABASE__CONNECT_TIMEOUT", "2s"),
             ("FLASHSALE__ADMIN__LISTEN", "127.0.0.1:0"),
+            // A test that rebuilds must not meet a worker that does it too.
+            ("FLASHSALE__WORKER__REBUILD", "manual"),
             ("FLASHSALE__WORKER__BLOCK", "200ms"),
             ("FLASHSALE__WORKER__TRIM_INTERVAL", "100ms"),
             ("FLASHSALE__WORKER__RETRY_MIN", "10ms"),

@@ -1,0 +1,72 @@
+//! A Redis that lost its memory, or cannot prove that it is complete, is loaded from the database by a
+//! worker, without a person.
+
+use flashsale_test_support::{RedisServer, eventually};
+
+use crate::support::{Plan, SOON, Stand, blocking, only, press, receipts};
+
+async fn gate_is_open(stand: &Stand, sale: &flashsale_domain::Sale) {
+    eventually(SOON, "an open gate with the sale behind it", async || {
+        let account = stand.redis.read_sale(only(), sale.id).await.ok()?;
+        (account.gate_open && account.sale.is_some()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flushed_redis_heals_by_itself() {
+    let server = blocking(RedisServer::start);
+    let stand = Plan::sqlite().redis(&server).with("worker.rebuild", "auto").stand().await;
+    let sale = stand.publish(100).await;
+    let worker = stand.worker().await;
+    let mut ids = stand.admit(&sale, "buyer", 10).await;
+    stand.wait_for_rows(10).await;
+
+    stand.ask::<()>(&["FLUSHALL"]).await;
+    gate_is_open(&stand, &sale).await;
+    // Who has an order is answered with it, and the rest of the stock is sold.
+    let mut connection = stand.redis.admission_connection().expect("a connection");
+    let again = connection.admit(only(), sale.id, &[press("buyer-3")]).await.expect("answered");
+    let again = again.outcomes[0].expect("a replay");
+    assert!(again.replayed && again.order_id == ids[3]);
+    ids.extend(stand.admit(&sale, "late", 90).await);
+    stand.wait_for_rows(100).await;
+    assert_eq!(stand.open_ids().await, ids.iter().copied().collect());
+    let audit = stand.operations.audit_sale(sale.id, &receipts("buyer", &ids[..10])).await;
+    assert_eq!(audit.expect("an audit").findings, []);
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_restarted_from_its_file_heals_by_itself() {
+    let server = blocking(|| RedisServer::builder().append_only(true).start());
+    let stand = Plan::sqlite().redis(&server).with("worker.rebuild", "auto").stand().await;
+    let sale = stand.publish(500).await;
+    let worker = stand.worker().await;
+    let crowd = stand.crowd(&sale, "buyer", 500);
+    eventually(SOON, "some rows", async || stand.rows().await >= 100).await;
+    blocking(|| {
+        server.kill_9();
+        server.start_again();
+    });
+    let ids = crowd.await.expect("the crowd is served");
+    stand.wait_for_rows(500).await;
+    assert_eq!(stand.open_ids().await, ids.into_iter().collect());
+    gate_is_open(&stand, &sale).await;
+    assert_eq!((stand.stock_left(&sale).await, stand.dead().await), (0, vec![]));
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_rebuilder_waits_for_the_first() {
+    let stand = Plan::sqlite().stand().await;
+    let sale = stand.publish(10).await;
+    let lock =
+        stand.redis.try_lock_rebuild(only()).await.expect("answered").expect("nobody has it");
+    assert!(stand.redis.try_lock_rebuild(only()).await.expect("answered").is_none());
+    let refused = stand.operations.rebuild_partition(only()).await.expect_err("it is taken");
+    assert!(refused.to_string().contains("is being rebuilt"), "{refused}");
+    gate_is_open(&stand, &sale).await;
+    lock.unlock().await.expect("answered");
+    stand.operations.rebuild_partition(only()).await.expect("rebuilt");
+}

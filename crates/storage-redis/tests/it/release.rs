@@ -1,0 +1,115 @@
+//! Releases: what an order that is over gives back, once, by order id and generation.
+
+use flashsale_domain::EntryId;
+use flashsale_storage_redis::{RecordItem, ReleaseRequest, Released};
+use flashsale_test_support::eventually;
+
+use crate::support::{Deployment, Outcome, SOON, press, press_with_key, sale, user};
+
+async fn release(
+    deployment: &Deployment,
+    buyer: &str,
+    entry: EntryId,
+    generation: u32,
+) -> Released {
+    release_as(deployment, buyer, entry, generation, true, None).await
+}
+
+async fn release_as(
+    deployment: &Deployment,
+    buyer: &str,
+    entry: EntryId,
+    generation: u32,
+    returns_unit: bool,
+    instead: Option<RecordItem>,
+) -> Released {
+    let (partition, sale_id, user_id) = (deployment.partition, sale(1).id, user(buyer));
+    let user_id = &user_id;
+    let request =
+        ReleaseRequest { partition, sale_id, user_id, entry, generation, returns_unit, instead };
+    deployment.redis.release(&request).await.expect("answered")
+}
+
+#[tokio::test]
+async fn a_release_gives_unit_and_slot_back_once() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let entry = deployment.admit_one(press_with_key("buyer", "key")).await.admitted();
+    assert_eq!(deployment.units().await, [9, 1]);
+    assert_eq!(release(&deployment, "buyer", entry, 1).await, Released::Done);
+    assert_eq!(deployment.units().await, [10, 0]);
+    for _ in 0..3 {
+        assert_eq!(release(&deployment, "buyer", entry, 1).await, Released::Nothing);
+    }
+    assert_eq!(deployment.units().await, [10, 0]);
+    // The key is answered with its order for as long as the sale lives; another buys anew.
+    assert_eq!(
+        deployment.admit_one(press_with_key("buyer", "key")).await,
+        Outcome::Replayed(entry)
+    );
+    let second = deployment.admit_one(press_with_key("buyer", "other")).await.admitted();
+    assert_ne!(second, entry);
+    assert_eq!(deployment.slots_of("buyer").await, [1, 1], "the slot was free again");
+}
+
+#[tokio::test]
+async fn what_is_not_held_in_that_generation_is_not_released() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let entry = deployment.admit_one(press("buyer")).await.admitted();
+    let other = EntryId { ms: entry.ms, seq: entry.seq + 1 };
+    for (buyer, entry, generation) in
+        [("buyer", entry, 2), ("buyer", other, 1), ("other", entry, 1)]
+    {
+        assert_eq!(release(&deployment, buyer, entry, generation).await, Released::Nothing);
+    }
+    assert_eq!(deployment.units().await, [9, 1]);
+}
+
+#[tokio::test]
+async fn a_unit_that_never_existed_is_not_given_back() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let entry = deployment.admit_one(press("buyer")).await.admitted();
+    assert_eq!(release_as(&deployment, "buyer", entry, 1, false, None).await, Released::Done);
+    assert_eq!(deployment.units().await, [9, 0]);
+    let account = deployment.redis.read_sale(deployment.partition, sale(1).id).await.unwrap();
+    assert_eq!(account.sale.unwrap().total, 9);
+}
+
+#[tokio::test]
+async fn an_order_that_redis_did_not_know_takes_the_unit_over() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let entry = deployment.admit_one(press("buyer")).await.admitted();
+    let holder = EntryId { ms: entry.ms - 1000, seq: 0 };
+    let item = RecordItem { entry: holder, slot: 1, generation: 1, open: true, digest: None };
+    let instead = Some(item);
+    let released = release_as(&deployment, "buyer", entry, 1, true, instead.clone()).await;
+    assert_eq!(released, Released::Done);
+    assert_eq!(deployment.units().await, [9, 1]);
+    assert_eq!(deployment.admit_one(press("buyer")).await, Outcome::AlreadyOrdered(holder));
+    let again = release_as(&deployment, "buyer", entry, 1, true, instead).await;
+    assert_eq!((again, deployment.units().await), (Released::Nothing, [9, 1]));
+}
+
+#[tokio::test]
+async fn the_last_unit_that_comes_back_is_sold_again_when_the_leases_have_run_out() {
+    let deployment = Deployment::selling(&sale(1)).await;
+    let entry = deployment.admit_one(press("first")).await.admitted();
+    assert_eq!(deployment.admit_one(press("second")).await, Outcome::SoldOut);
+    assert_eq!(release(&deployment, "first", entry, 1).await, Released::Done);
+    assert_eq!(deployment.admit_one(press("second")).await, Outcome::SoldOut, "held back");
+    eventually(SOON, "the unit on sale", async || {
+        matches!(deployment.admit_one(press("second")).await, Outcome::Admitted(_))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_release_waits_while_the_sale_is_not_loaded() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let entry = deployment.admit_one(press("buyer")).await.admitted();
+    deployment.redis.fence(deployment.partition).await.unwrap();
+    assert_eq!(release(&deployment, "buyer", entry, 1).await, Released::NotLoaded);
+    assert_eq!(deployment.units().await, [9, 1]);
+    let empty = Deployment::empty().await;
+    empty.open_gate().await;
+    assert_eq!(release(&empty, "buyer", entry, 1).await, Released::NotLoaded);
+}
