@@ -2,6 +2,7 @@
 //! Redis's memory anew.
 
 mod audit;
+mod dead;
 mod ledger;
 mod life;
 mod rebuild;

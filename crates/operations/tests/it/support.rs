@@ -218,6 +218,15 @@ impl Stand {
         self.execute(sql).await;
     }
 
+    /// Takes back what [`Stand::refuse_poison`] did.
+    pub(crate) async fn allow_poison(&self) {
+        self.execute(match self.sql.get_database_backend() {
+            sea_orm::DbBackend::Postgres => "ALTER TABLE orders DROP CONSTRAINT no_poison",
+            _ => "DROP TRIGGER no_poison",
+        })
+        .await;
+    }
+
     /// A row past all code of ours, in slot 1.
     pub(crate) async fn insert_row(&self, id: OrderId, sale: &Sale, user: &str, state: &str) {
         let (sale, epoch) = (sale.id, sale.epoch);

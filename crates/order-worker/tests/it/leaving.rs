@@ -83,6 +83,59 @@ async fn with_the_database_frozen_the_deadline_ends_it_too() {
     server.resume();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_leaving_worker_hands_back_is_taken_at_once() {
+    let idle = Duration::from_secs(30);
+    let plan = Plan::sqlite().with("worker.drain_deadline", "100ms");
+    let stand = plan.with("worker.reclaim_idle", "30s").stand().await;
+    let sale = stand.publish(100).await;
+    let lock = stand.sql.begin().await.expect("a transaction");
+    lock.execute_unprepared("UPDATE sales SET title = title").await.expect("the write lock");
+    let leaving = stand.worker().await;
+    let ids = stand.admit(&sale, "buyer", 100).await;
+    eventually(SOON, "orders in hand", async || stand.pending().await == 100).await;
+    let names = stand.consumers().await;
+    let peer = stand.worker().await;
+    leaving.stop().await.expect_err("work was in hand");
+
+    let left = Instant::now();
+    eventually(SOON, "the orders in the peer's hands", async || {
+        let held = stand.held().await;
+        held.len() == 100 && held.iter().all(|(_, consumer, _)| !names.contains(consumer))
+    })
+    .await;
+    lock.commit().await.expect("the lock can be given back");
+    stand.wait_for_rows(100).await;
+    stand.settle().await;
+    assert!(left.elapsed() < idle / 2, "{:?}", left.elapsed());
+    assert_eq!(stand.open_ids().await, ids.into_iter().collect());
+    assert_eq!(stand.dead().await, []);
+    peer.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_of_dead_processes_are_removed_and_none_of_their_entries_with_them() {
+    let stand = Plan::sqlite().impatient().stand().await;
+    let sale = stand.publish(100).await;
+    let ids = stand.admit(&sale, "buyer", 30).await;
+    for name in ["idle-1", "idle-2"] {
+        for entry in stand.read(name, 5).await {
+            assert_eq!(stand.processor().process(vec![entry]).await.done, 1);
+        }
+    }
+    assert_eq!(stand.read("holder", 20).await.len(), 20);
+    let worker = stand.worker().await;
+    eventually(SOON, "the worker alone in the group", async || {
+        let names = stand.consumers().await;
+        let fake = ["idle-1", "idle-2", "holder"];
+        names.len() == 1 && !fake.contains(&names[0].as_str())
+    })
+    .await;
+    stand.wait_for_rows(30).await;
+    assert_eq!(stand.open_ids().await, ids.into_iter().collect());
+    worker.stop().await.expect("a clean end");
+}
+
 on_both!(ten_restarts_under_load_lose_nothing_and_repeat_nothing, async |stand: Stand| {
     let sale = stand.publish(3_000).await;
     let mut workers = vec![stand.worker().await, stand.worker().await];

@@ -3,6 +3,7 @@
 
 mod bad_entries;
 mod database_outages;
+mod holding;
 mod leaving;
 mod orders;
 mod reclaim;

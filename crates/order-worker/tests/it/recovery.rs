@@ -1,6 +1,8 @@
 //! A Redis that lost its memory, or cannot prove that it is complete, is loaded from the database by a
 //! worker, without a person.
 
+use flashsale_domain::Refusal;
+use flashsale_storage_redis::GateStatus;
 use flashsale_test_support::{RedisServer, eventually};
 
 use crate::support::{Plan, SOON, Stand, blocking, only, press, receipts};
@@ -55,6 +57,36 @@ async fn a_redis_that_restarted_from_its_file_heals_by_itself() {
     gate_is_open(&stand, &sale).await;
     assert_eq!((stand.stock_left(&sale).await, stand.dead().await), (0, vec![]));
     worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_to_be_rebuilt_by_hand_stays_closed() {
+    let server = blocking(RedisServer::start);
+    let by_hand = Plan::sqlite().redis(&server).stand().await;
+    let by_itself = Plan::sqlite().redis(&server).with("worker.rebuild", "auto").stand().await;
+    let sales = [by_hand.publish(10).await, by_itself.publish(10).await];
+    let ids = by_hand.admit(&sales[0], "buyer", 3).await;
+    let workers = [by_hand.worker().await, by_itself.worker().await];
+    by_hand.wait_for_rows(3).await;
+    by_hand.settle().await;
+
+    // Two rounds: by the end of the second, the one that stays closed has been looked at for certain.
+    for _ in 0..2 {
+        by_hand.ask::<()>(&["FLUSHALL"]).await;
+        gate_is_open(&by_itself, &sales[1]).await;
+    }
+    let status = by_hand.redis.gate_status(only()).await.expect("answered");
+    assert_eq!(status, GateStatus::Missing);
+    let mut connection = by_hand.redis.admission_connection().expect("a connection");
+    let refused = connection.admit(only(), sales[0].id, &[press("late")]).await.expect("answered");
+    assert_eq!(refused.outcomes, [Err(Refusal::NotLoaded)]);
+
+    by_hand.operations.rebuild_sale(sales[0].id).await.expect("rebuilt");
+    let again = connection.admit(only(), sales[0].id, &[press("buyer-0")]).await.expect("answered");
+    assert!(again.outcomes[0].is_ok_and(|order| order.replayed && order.order_id == ids[0]));
+    for worker in workers {
+        worker.stop().await.expect("a clean end");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,9 +1,7 @@
 //! Entries that keep coming back: tried alone, counted in Redis, and set aside after the last attempt.
 
-use std::time::Duration;
-
 use flashsale_order_worker::Processed;
-use flashsale_storage_redis::RawEntry;
+use flashsale_storage_redis::{GROUP, RawEntry};
 use flashsale_test_support::eventually;
 use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 
@@ -21,6 +19,12 @@ async fn suspect(stand: &Stand) -> RawEntry {
 async fn set_attempts(stand: &Stand, entry: &RawEntry, attempts: &str) {
     let (key, field) = (stand.keys.suspects(only()), format!("a:{}", entry.id));
     stand.ask::<i64>(&["HSET", &key, &field, attempts]).await;
+}
+
+/// What is counted of an entry: its attempts (`a`) or its reclaims (`r`).
+async fn count_of(stand: &Stand, what: &str, entry: &RawEntry) -> Option<i64> {
+    let field = format!("{what}:{}", entry.id);
+    stand.ask(&["HGET", &stand.keys.suspects(only()), &field]).await
 }
 
 on_both!(a_good_suspect_becomes_a_row_and_is_forgotten, async |stand: Stand| {
@@ -61,19 +65,54 @@ on_both!(a_suspect_whose_row_is_there_is_only_acknowledged, async |stand: Stand|
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_is_not_the_suspects_fault() {
-    let stand = Plan::sqlite().impatient().with("worker.max_deliveries", "1").stand().await;
+    let stand = Plan::sqlite().impatient().with("worker.max_deliveries", "2").stand().await;
     let entry = suspect(&stand).await;
+    set_attempts(&stand, &entry, "1").await;
     let lock = stand.sql.begin().await.expect("a transaction");
     lock.execute_unprepared("UPDATE sales SET title = title").await.expect("the write lock");
-    let processor = stand.processor();
-    let running = tokio::spawn(async move { processor.process_suspect(entry).await });
-    // Several tries, each of which waits for the lock for a quarter of a second and fails: that the
-    // entry is not set aside cannot be waited for.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (processor, tried) = (stand.processor(), entry.clone());
+    let running = tokio::spawn(async move { processor.process_suspect(tried).await });
+    // Its last attempt, again and again: counted before it begins, and given back.
+    for attempts in [2, 1, 2, 1, 2, 1] {
+        eventually(SOON, "the attempts", async || {
+            let counted = count_of(&stand, "a", &entry).await;
+            if counted == Some(attempts) { Ok(()) } else { Err(counted) }
+        })
+        .await;
+    }
     assert_eq!((stand.dead().await, running.is_finished()), (vec![], false));
     lock.commit().await.expect("the lock is given back");
     assert_eq!(running.await.expect("an end"), DONE);
     assert_eq!((stand.rows().await, stand.dead().await), (1, vec![]));
+    assert_eq!(count_of(&stand, "a", &entry).await, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_that_comes_by_reclaim_a_second_time_runs_alone_and_is_counted() {
+    let stand = Plan::sqlite().impatient().stand().await;
+    let entry = suspect(&stand).await;
+    let lock = stand.sql.begin().await.expect("a transaction");
+    lock.execute_unprepared("UPDATE sales SET title = title").await.expect("the write lock");
+    let worker = stand.worker().await;
+    let reclaims = async |wanted| {
+        eventually(SOON, &format!("{wanted} reclaims"), async || {
+            count_of(&stand, "r", &entry).await == Some(wanted)
+        })
+        .await;
+    };
+    reclaims(1).await;
+    assert_eq!(count_of(&stand, "a", &entry).await, None, "no suspect yet");
+    let (key, id) = (stand.keys.orders(only()), entry.id.to_string());
+    let lost = ["XCLAIM", &key, GROUP, "gone-too", "0", &id, "JUSTID"];
+    stand.ask::<Vec<String>>(&lost).await;
+    reclaims(2).await;
+    eventually(SOON, "a counted attempt", async || count_of(&stand, "a", &entry).await == Some(1))
+        .await;
+    lock.commit().await.expect("the lock is given back");
+    stand.wait_for_rows(1).await;
+    stand.settle().await;
+    assert_eq!(stand.dead().await, []);
+    worker.stop().await.expect("a clean end");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,109 @@
+//! Dead letters: listed, tried again under their own id, given up with what they hold; and every action
+//! in the audit log.
+
+use flashsale_domain::OrderId;
+use flashsale_operations::DeadFilter;
+use flashsale_storage_redis::{ReleaseRequest, Released};
+
+use crate::support::{Stand, on_both, only, press, refused, user_id};
+
+const ALL: DeadFilter = DeadFilter { sale_id: None, reason: None, entry: None, limit: 100 };
+
+/// A sale with two good orders and two dead ones, whose ids these are.
+async fn with_dead(stand: &Stand) -> (flashsale_domain::Sale, Vec<OrderId>) {
+    stand.refuse_poison().await;
+    let sale = stand.publish(20).await;
+    stand.admit(&sale, "buyer", 2).await;
+    let dead = stand.admit(&sale, "poison", 2).await;
+    assert_eq!(stand.work().await.dead, 2);
+    (sale, dead)
+}
+
+on_both!(dead_letters_are_listed_by_what_is_asked_for, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    let list = async |filter: DeadFilter| -> Vec<Option<OrderId>> {
+        let letters = stand.operations.list_dead(&filter).await.expect("a list");
+        letters.into_iter().map(|letter| letter.order_id).collect()
+    };
+    let both = vec![Some(dead[0]), Some(dead[1])];
+    assert_eq!(list(ALL).await, both);
+    assert_eq!(list(DeadFilter { sale_id: Some(sale.id), ..ALL }).await, both);
+    assert_eq!(list(DeadFilter { reason: Some("undecodable".into()), ..ALL }).await, []);
+    assert_eq!(list(DeadFilter { limit: 1, ..ALL }).await, [Some(dead[0])]);
+    let one = DeadFilter { entry: Some(dead[1].entry()), ..ALL };
+    let shown = &stand.operations.list_dead(&one).await.expect("a list")[0];
+    assert_eq!((shown.reason.as_str(), shown.attempts), ("data-refused", 1));
+    assert_eq!(shown.user_id.as_deref(), Some("poison-1"));
+    assert!(shown.code.is_some() && shown.first_ms > 0 && !shown.consumers.is_empty());
+    let none = DeadFilter { entry: Some(sale_less_entry()), ..ALL };
+    let nothing = refused(stand.operations.list_dead(&none).await);
+    assert!(nothing.to_string().contains("no dead letter"), "{nothing}");
+});
+
+fn sale_less_entry() -> flashsale_domain::EntryId {
+    "1764470400000-9".parse().expect("an entry id")
+}
+
+on_both!(a_letter_is_tried_again_under_its_own_id, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    let requeue = async |dry_run| {
+        let done = stand.operations.requeue_dead(&ALL, "tester", dry_run).await.expect("tried");
+        done.iter().filter(|outcome| outcome.settled).count()
+    };
+    assert_eq!(requeue(true).await, 0, "a dry run settles nothing");
+    assert_eq!(requeue(false).await, 0, "the cause is still there");
+    let letters = stand.operations.list_dead(&ALL).await.expect("a list");
+    assert!(letters.iter().all(|letter| letter.attempts == 2), "the dry run is no attempt");
+    stand.allow_poison().await;
+    assert_eq!(requeue(false).await, 2);
+    for id in dead {
+        let row = stand.database.find_order(id).await.expect("answered").expect("a row");
+        assert!(row.order.state.is_open());
+    }
+    assert!(stand.operations.list_dead(&ALL).await.expect("a list").is_empty());
+    stand.assert_clean(&sale).await;
+    let log = stand.database.list_audit(10).await.expect("answered");
+    assert_eq!(log.iter().filter(|line| line.action == "dead.requeue").count(), 4);
+});
+
+on_both!(a_letter_outlives_a_rebuild_and_can_be_requeued_after_it, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    stand.operations.rebuild_partition(only()).await.expect("rebuilt");
+    stand.allow_poison().await;
+    let done = stand.operations.requeue_dead(&ALL, "tester", false).await.expect("tried");
+    assert!(done.iter().all(|outcome| outcome.settled), "{done:?}");
+    let row = stand.database.find_order(dead[0]).await.expect("answered").expect("a row");
+    assert_eq!((row.order.state.is_open(), row.order.reason), (true, None), "not memory-lost");
+    stand.assert_clean(&sale).await;
+});
+
+on_both!(a_letter_that_is_given_up_gives_unit_and_slot_back, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    stand.allow_poison().await;
+    let done = stand.operations.reject_dead(&ALL, "tester", false).await.expect("done");
+    assert!(done.iter().all(|outcome| outcome.settled), "{done:?}");
+    let row = stand.database.find_order(dead[0]).await.expect("answered").expect("a row");
+    assert_eq!(row.order.reason.as_deref(), Some("operator"));
+    let releases = stand.database.list_releases(0, 10).await.expect("answered");
+    assert_eq!(releases.len(), 2);
+    for release in &releases {
+        let request = ReleaseRequest {
+            partition: release.partition,
+            sale_id: release.sale_id,
+            user_id: &release.user_id,
+            entry: release.order_id.entry(),
+            generation: release.generation,
+            returns_unit: release.returns_unit,
+            instead: None,
+        };
+        assert_eq!(stand.redis.release(&request).await.expect("answered"), Released::Done);
+    }
+    let ids: Vec<i64> = releases.iter().map(|release| release.id).collect();
+    stand.database.delete_releases(&ids).await.expect("deleted");
+    let record = stand.redis.find_record(only(), sale.id, &user_id("poison-0")).await;
+    assert!(!record.expect("answered").expect("kept").holds(dead[0].entry()));
+    // With his old key he is told of the order that was given up; it is for him to press anew.
+    let again = stand.press(&sale, &[press("poison-0")]).await;
+    assert!(again[0].is_ok_and(|yes| yes.replayed && yes.order_id == dead[0]));
+    stand.assert_clean(&sale).await;
+});
