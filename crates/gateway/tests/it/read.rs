@@ -129,7 +129,7 @@ async fn many_who_wait_hold_nobody_up() {
 }
 
 #[tokio::test]
-async fn an_order_that_the_database_refuses_is_dead_to_its_buyer_and_nobodys_to_others() {
+async fn an_order_that_the_database_refuses_is_rejected_to_its_buyer_and_nobodys_to_others() {
     // Nothing clears the stream, so that the entry is still there.
     let app = TestApp::spawn_with(&[("worker.trim_interval", "1h")]).await;
     let sale = app.sale(10).await;
@@ -140,19 +140,16 @@ async fn an_order_that_the_database_refuses_is_dead_to_its_buyer_and_nobodys_to_
 
     let id = app.place(sale, "alice").await.receipt();
     let _worker = app.start_worker().await;
-    eventually(SOON, "the order is set aside", async || {
-        app.redis.find_dead_letter(home(), id.entry()).await.expect("answers")
-    })
-    .await;
-    assert_state(&app.order("alice", id).await, "dead");
-    // Dead is not queued: nobody waits for it.
+    // Rejected is not queued: nobody waits for it any longer.
     let started = Instant::now();
-    assert_state(&app.get_as("alice", &format!("/api/v1/orders/{id}?wait=30")).await, "dead");
+    let seen = app.get_as("alice", &format!("/api/v1/orders/{id}?wait=30")).await;
+    assert_state(&seen, "rejected");
+    assert_eq!(seen.body["reason"], "slot-taken", "{seen:?}");
     assert!(started.elapsed() < Duration::from_secs(10));
     assert_nobodys(&app, "bob", id).await;
     let list = app.get_as("alice", &format!("/api/v1/orders?sale={sale}")).await;
     assert_eq!(ids(&list), [id, other]);
-    assert_eq!(list.body["orders"][0]["state"], "dead", "{list:?}");
+    assert_eq!(list.body["orders"][0]["state"], "rejected", "{list:?}");
     assert_eq!(list.body["orders"][1]["state"], "awaiting_payment", "{list:?}");
 }
 

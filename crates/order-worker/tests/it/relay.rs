@@ -1,6 +1,6 @@
 //! What a rejected order holds goes back: once, by the outbox.
 
-use flashsale_domain::OrderId;
+use flashsale_domain::{AdmissionRequest, IdempotencyKey, OrderId};
 use flashsale_test_support::eventually;
 
 use crate::support::{Plan, SOON, Stand, on_both, only, press, user_id};
@@ -59,5 +59,58 @@ on_both!(a_release_waits_for_the_sale_and_is_then_carried_out, async |stand: Sta
     let loaded =
         stand.redis.read_sale(only(), sale.id).await.expect("answers").sale.expect("loaded");
     assert_eq!((loaded.stock, loaded.held), (0, 0));
+    worker.stop().await.expect("a clean end");
+});
+
+on_both!(a_unit_that_nobody_has_instead_goes_back_on_sale_once, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    let id = sale.id;
+    stand
+        .execute(&format!(
+            "INSERT INTO orders (id, sale_id, user_id, slot, epoch, state, price_amount, \
+             price_currency, committed_ms) \
+             VALUES (77, {id}, 'buyer-0', 1, {}, 'awaiting_payment', 1, 'CNY', 1)",
+            sale.epoch
+        ))
+        .await;
+    let rejected = stand.admit(&sale, "buyer", 1).await[0];
+    assert_eq!(stand.processor().process(stand.read("test", 10).await).await.done, 1);
+    // The order that had the slot is over before the release is carried out.
+    stand.execute("UPDATE orders SET state = 'cancelled', reason = NULL WHERE id = 77").await;
+    let release = stand.database.list_releases(0, 10).await.expect("answered").remove(0);
+    assert_eq!((release.order_id, release.returns_unit), (rejected, true));
+    let worker = stand.worker().await;
+    let empty_outbox = async || {
+        eventually(SOON, "an empty outbox", async || {
+            stand.database.count_releases(id).await.ok() == Some(0)
+        })
+        .await;
+    };
+    empty_outbox().await;
+    let units = async || {
+        let loaded = stand.redis.read_sale(only(), id).await.expect("answers").sale;
+        let loaded = loaded.expect("loaded");
+        (loaded.total, loaded.stock, loaded.held)
+    };
+    assert_eq!(units().await, (20, 20, 0));
+
+    // Carried out, and the outbox row not deleted: it comes again.
+    stand
+        .execute(&format!(
+            "INSERT INTO outbox (sale_id, partition, order_id, user_id, generation, cause, \
+             returns_unit, created_ms) \
+             VALUES ({id}, 0, {rejected}, 'buyer-0', 1, 'slot-taken', TRUE, 1)"
+        ))
+        .await;
+    empty_outbox().await;
+    assert_eq!(units().await, (20, 20, 0));
+    let mut connection = stand.redis.admission_connection().expect("a connection");
+    let key = IdempotencyKey::new("another-key").expect("a key");
+    let request = AdmissionRequest { user_id: user_id("buyer-0"), digest: Some(key.digest()) };
+    let again = connection.admit(only(), id, &[request]).await.expect("answered");
+    let again = again.outcomes[0].expect("a new order");
+    assert!(!again.replayed && again.order_id != rejected);
+    eventually(SOON, "its row", async || stand.open_ids().await.contains(&again.order_id)).await;
+    assert_eq!(units().await, (20, 19, 1));
     worker.stop().await.expect("a clean end");
 });

@@ -169,3 +169,23 @@ async fn a_stored_text_of_another_format_is_a_fault() {
     }
     assert_eq!(deployment.redis.count_dead_letters(partition).await.unwrap(), 1);
 }
+
+#[tokio::test]
+async fn a_letter_is_replaced_only_while_it_is_there() {
+    let deployment = with_group(RedisServer::shared()).await;
+    let partition = deployment.partition;
+    deployment.append(&ODD_FIELDS).await;
+    let entries = deployment.read("worker", 10).await;
+    let (id, first) = (entries[0].id, letter(&entries[0], "undecodable"));
+    let tried = DeadLetter { attempts: 2, epoch: Some(8), ..first.clone() };
+    assert!(!deployment.redis.update_dead_letter(partition, &tried).await.unwrap());
+    deployment.redis.store_dead_letter(partition, &first).await.unwrap();
+    assert!(deployment.redis.update_dead_letter(partition, &tried).await.unwrap());
+    let found = deployment.redis.find_dead_letter(partition, id).await.unwrap();
+    assert_eq!(found.as_ref(), Some(&tried));
+    assert!(deployment.redis.delete_dead_letter(partition, id).await.unwrap());
+    // Somebody has dealt with it: it does not come back.
+    assert!(!deployment.redis.update_dead_letter(partition, &tried).await.unwrap());
+    assert!(!deployment.redis.delete_dead_letter(partition, id).await.unwrap());
+    assert_eq!(deployment.redis.count_dead_letters(partition).await.unwrap(), 0);
+}

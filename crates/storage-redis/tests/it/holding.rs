@@ -81,3 +81,49 @@ async fn a_gate_says_whether_its_memory_may_be_trusted() {
     assert_eq!(redis.gate_status(partition).await.unwrap(), GateStatus::Fenced);
     assert_eq!(redis.eviction_policy().await.unwrap(), "noeviction");
 }
+
+#[tokio::test]
+async fn what_a_peer_owns_is_not_handed_back_for_it() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let (redis, partition) = (&deployment.redis, deployment.partition);
+    deployment.append_many(2).await;
+    let mut held = ids(&deployment.read("leaving", 1).await);
+    held.extend(ids(&deployment.read("peer", 1).await));
+    redis.hand_back_entries(partition, "leaving", &held).await.unwrap();
+    let claimed = redis.claim(partition, "third", HOUR, None, 10).await.unwrap();
+    assert_eq!(ids(&claimed.entries), held[..1]);
+}
+
+#[tokio::test]
+async fn without_a_stream_there_is_nobody_to_remove() {
+    let deployment = Deployment::empty().await;
+    let (redis, partition) = (&deployment.redis, deployment.partition);
+    assert_eq!(redis.prune_consumers(partition, Duration::ZERO).await.unwrap(), 0);
+    assert!(!redis.leave_group(partition, "gone").await.unwrap());
+    assert_eq!(redis.oldest_unapplied_age(partition).await.unwrap(), None);
+    let streams: i64 = deployment.ask(&["EXISTS", &deployment.orders_key()]).await;
+    assert_eq!(streams, 0, "asking creates nothing");
+}
+
+#[tokio::test]
+async fn the_oldest_entry_counts_until_it_is_acknowledged() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let (redis, partition) = (&deployment.redis, deployment.partition);
+    let age = async || redis.oldest_unapplied_age(partition).await.unwrap();
+    redis.ensure_group(partition).await.unwrap();
+    assert_eq!(age().await, None);
+    // One of 2025, and one whose id runs ahead of the clock, as after a rebuild.
+    let (old, ahead) = ("1764470400000-0", "4102444800000-0");
+    for id in [old, ahead] {
+        deployment.ask::<String>(&["XADD", &deployment.orders_key(), id, "n", "1"]).await;
+    }
+    assert!(age().await > Some(1), "undelivered");
+    let first = ids(&deployment.read("worker", 1).await);
+    assert!(age().await > Some(1), "in a worker's hands");
+    redis.ack(partition, &first).await.unwrap();
+    assert_eq!(age().await, Some(0), "never below 0");
+    let second = ids(&deployment.read("worker", 1).await);
+    assert_eq!(age().await, Some(0));
+    redis.ack(partition, &second).await.unwrap();
+    assert_eq!(age().await, None);
+}

@@ -30,6 +30,11 @@ async fn release_as(
     deployment.redis.release(&request).await.expect("answered")
 }
 
+/// How many units have come back, which is what a gateway looks at before it believes in "sold out".
+async fn returns(deployment: &Deployment) -> i64 {
+    deployment.ask(&["HGET", &deployment.sale_key(), "returns"]).await
+}
+
 #[tokio::test]
 async fn a_release_gives_unit_and_slot_back_once() {
     let deployment = Deployment::selling(&sale(10)).await;
@@ -37,10 +42,11 @@ async fn a_release_gives_unit_and_slot_back_once() {
     assert_eq!(deployment.units().await, [9, 1]);
     assert_eq!(release(&deployment, "buyer", entry, 1).await, Released::Done);
     assert_eq!(deployment.units().await, [10, 0]);
+    assert_eq!(returns(&deployment).await, 1);
     for _ in 0..3 {
         assert_eq!(release(&deployment, "buyer", entry, 1).await, Released::Nothing);
     }
-    assert_eq!(deployment.units().await, [10, 0]);
+    assert_eq!((deployment.units().await, returns(&deployment).await), ([10, 0], 1));
     // The key is answered with its order for as long as the sale lives; another buys anew.
     assert_eq!(
         deployment.admit_one(press_with_key("buyer", "key")).await,
@@ -112,4 +118,52 @@ async fn a_release_waits_while_the_sale_is_not_loaded() {
     let empty = Deployment::empty().await;
     empty.open_gate().await;
     assert_eq!(release(&empty, "buyer", entry, 1).await, Released::NotLoaded);
+}
+
+#[tokio::test]
+async fn an_order_that_redis_knows_has_its_own_unit_and_takes_none_over() {
+    let mut two = sale(10);
+    two.per_buyer = 2;
+    let deployment = Deployment::selling(&two).await;
+    let first = deployment.admit_one(press_with_key("buyer", "first")).await.admitted();
+    let second = deployment.admit_one(press_with_key("buyer", "second")).await.admitted();
+    let item = RecordItem { entry: first, slot: 1, generation: 1, open: true, digest: None };
+    let released = release_as(&deployment, "buyer", second, 1, true, Some(item)).await;
+    assert_eq!((released, deployment.units().await), (Released::Done, [9, 1]));
+    let record = deployment.redis.find_record(deployment.partition, two.id, &user("buyer")).await;
+    let record = record.unwrap().unwrap();
+    let items: Vec<_> = record.items.iter().map(|item| (item.entry, item.open)).collect();
+    assert_eq!(items, [(first, true), (second, false)]);
+    assert!(record.items.iter().all(|item| item.digest.is_some()), "digests stay for replays");
+}
+
+#[tokio::test]
+async fn stock_that_was_not_gone_is_sold_on_without_a_pause() {
+    let deployment = Deployment::selling(&sale(2)).await;
+    let entry = deployment.admit_one(press("first")).await.admitted();
+    let before: Option<i64> = deployment.ask(&["HGET", &deployment.sale_key(), "reopen_ms"]).await;
+    assert_eq!(release(&deployment, "first", entry, 1).await, Released::Done);
+    assert_eq!(
+        deployment.ask::<Option<i64>>(&["HGET", &deployment.sale_key(), "reopen_ms"]).await,
+        before
+    );
+    for buyer in ["second", "third"] {
+        deployment.admit_one(press(buyer)).await.admitted();
+    }
+}
+
+#[tokio::test]
+async fn a_release_waits_for_a_gate_that_can_be_trusted() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let entry = deployment.admit_one(press("buyer")).await.admitted();
+    deployment.set_field(&deployment.gate_key(), "replid", "of another server").await;
+    let before = deployment.contents().await;
+    assert_eq!(release(&deployment, "buyer", entry, 1).await, Released::NotLoaded);
+    assert_eq!(deployment.contents().await, before);
+    // A record of a format that this script does not know is not guessed at.
+    let other = Deployment::selling(&sale(10)).await;
+    other.set_field(&other.buyers_key(), "buyer", "2|whatever").await;
+    let before = other.contents().await;
+    assert_eq!(release(&other, "buyer", entry, 1).await, Released::NotLoaded);
+    assert_eq!(other.contents().await, before);
 }
