@@ -1,8 +1,8 @@
 //! Dead letters: listing them, trying them again, giving them up. Every action is in the audit log.
 
-use flashsale_domain::{EntryId, OrderId, Partition, RejectReason, SaleId};
+use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
 use flashsale_storage_redis::DeadLetter;
-use flashsale_storage_sql::{BatchFailure, Commit, SqlFault};
+use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, SqlFault};
 use serde::Serialize;
 
 use crate::{OperationError, Operations, Refused};
@@ -14,7 +14,9 @@ pub struct DeadFilter {
     pub sale_id: Option<SaleId>,
     /// Only with this reason.
     pub reason: Option<String>,
-    /// Only this one, by its entry's id.
+    /// Only of this partition.
+    pub partition: Option<Partition>,
+    /// Only this one, by its entry's id; without a partition, this one of each.
     pub entry: Option<EntryId>,
     /// At most so many, oldest first.
     pub limit: usize,
@@ -100,6 +102,10 @@ impl Operations {
                             }
                             Commit::Refused(refusal) => (false, refusal.to_string()),
                         },
+                        // Redis had one unit too many, as when a worker finds it out.
+                        Err(BatchFailure::Refused(CommitRefusal::StockGone(_))) => {
+                            self.reject(&order, RejectReason::StockGone).await?
+                        }
                         Err(BatchFailure::Refused(refusal)) => (false, refusal.to_string()),
                         Err(BatchFailure::Data(fault)) => (false, fault.to_string()),
                         Err(BatchFailure::Moved) => (false, "met a concurrent change".to_owned()),
@@ -133,13 +139,7 @@ impl Operations {
                 Ok(_) if dry_run => (false, "would be rejected".to_owned()),
                 Err(_) if dry_run => (false, "cannot be read: would be discarded".to_owned()),
                 Err(_) => (true, "could not be read, and is discarded".to_owned()),
-                Ok(order) => {
-                    match self.database.reject_order(&order, RejectReason::Operator).await {
-                        Ok(()) => (true, "is rejected; its unit and slot go back".to_owned()),
-                        Err(BatchFailure::Infrastructure(fault)) => return Err(fault.into()),
-                        Err(failure) => (false, failure.to_string()),
-                    }
-                }
+                Ok(order) => self.reject(&order, RejectReason::Operator).await?,
             };
             let outcome = DeadOutcome { settled, what, ..outcome_of(partition, &letter) };
             if !dry_run {
@@ -150,12 +150,27 @@ impl Operations {
         Ok(outcomes)
     }
 
+    /// Whether the order is settled, and what became of it.
+    async fn reject(
+        &self,
+        order: &NewOrder,
+        reason: RejectReason,
+    ) -> Result<(bool, String), OperationError> {
+        match self.database.reject_order(order, reason).await {
+            Ok(true) => Ok((true, format!("is rejected: {}", reason.as_str()))),
+            Ok(false) => Ok((true, "was a row already, and stays as it is".to_owned())),
+            Err(BatchFailure::Infrastructure(fault)) => Err(fault.into()),
+            Err(failure) => Ok((false, failure.to_string())),
+        }
+    }
+
     async fn find_dead(
         &self,
         filter: &DeadFilter,
     ) -> Result<Vec<(Partition, DeadLetter)>, OperationError> {
         let mut found = Vec::new();
-        for partition in self.redis.partitions() {
+        let wanted = |partition: &Partition| filter.partition.is_none_or(|it| it == *partition);
+        for partition in self.redis.partitions().filter(wanted) {
             for letter in self.redis.list_dead_letters(partition).await? {
                 let sale = letter.order(partition).ok().map(|order| order.sale_id);
                 let wanted = filter.sale_id.is_none_or(|wanted| sale == Some(wanted))

@@ -221,7 +221,7 @@ impl Processor {
                 Blame::Order(verdict) => verdicts[range.start] = Some(verdict),
                 Blame::Reject(reason) => {
                     match self.database.reject_order(&orders[range.start], reason).await {
-                        Ok(()) => {
+                        Ok(_) => {
                             count_commit(&orders[range.start], reason.as_str());
                             verdicts[range.start] = Some(Verdict::Done);
                         }

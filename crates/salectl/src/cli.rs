@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
-use flashsale_domain::{Currency, EntryId, OrderId, PER_BUYER_MAX, SaleId, SaleMode, UserId};
+use flashsale_domain::{
+    Currency, EntryId, OrderId, PER_BUYER_MAX, Partition, SaleId, SaleMode, UserId,
+};
 
 use crate::when::When;
 
@@ -150,19 +152,24 @@ pub(crate) struct DeadActionArgs {
     pub(crate) filter: DeadFilterArgs,
 }
 
-/// A dead letter's name: its entry's id, which is its order's id too.
+/// A dead letter's name: its entry's id; or its order's, which says the partition as well.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LetterId(pub(crate) EntryId);
+pub(crate) struct LetterId {
+    pub(crate) partition: Option<Partition>,
+    pub(crate) entry: EntryId,
+}
 
 impl FromStr for LetterId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Ok(entry) = text.parse::<EntryId>() {
-            return Ok(Self(entry));
+            return Ok(Self { partition: None, entry });
         }
         let order = text.parse::<OrderId>();
-        order.map(|order| Self(order.entry())).map_err(|_| {
+        let named =
+            |order: OrderId| Self { partition: Some(order.partition()), entry: order.entry() };
+        order.map(named).map_err(|_| {
             "an order's id (385644540322643969) or an entry's (1764470400000-0)".to_owned()
         })
     }

@@ -209,8 +209,8 @@ impl Database {
         Ok(CommittedBatch { outcomes, committed_ms: now })
     }
 
-    /// Writes one order as rejected, with what it gives back; an order that is a row already stays as
-    /// it is.
+    /// Writes one order as rejected, with what it gives back. False when the order is a row already:
+    /// that one stays as it is.
     ///
     /// # Errors
     /// When nothing was written: see [`BatchFailure`].
@@ -218,7 +218,7 @@ impl Database {
         &self,
         order: &NewOrder,
         reason: RejectReason,
-    ) -> Result<(), BatchFailure> {
+    ) -> Result<bool, BatchFailure> {
         let transaction = self.begin_write().await?;
         let orders = std::slice::from_ref(order);
         let written = async {
@@ -229,7 +229,10 @@ impl Database {
             write_rejected(&transaction, order, guard, now, reason, None).await
         };
         match written.await {
-            Ok(()) => Ok(transaction.commit().await?),
+            Ok(is_new) => {
+                transaction.commit().await?;
+                Ok(is_new)
+            }
             Err(failure) => {
                 let _ = transaction.rollback().await;
                 Err(failure)
@@ -389,8 +392,8 @@ async fn explain_missing(
     Ok(obstacles)
 }
 
-/// Writes an order as rejected, and what it gives back into the outbox. A row that is there already
-/// stays as it is.
+/// Writes an order as rejected, and what it gives back into the outbox. False when there is a row
+/// already, which stays as it is.
 async fn write_rejected(
     transaction: &DatabaseTransaction,
     order: &NewOrder,
@@ -398,7 +401,7 @@ async fn write_rejected(
     now: i64,
     reason: RejectReason,
     instead: Option<OrderId>,
-) -> Result<(), BatchFailure> {
+) -> Result<bool, BatchFailure> {
     let rejected = NewRow { order, guard, rejected: Some(reason) };
     let is_new = insert_rows(transaction, &[rejected], now).await?.contains(&order.id);
     // An order of an older epoch holds nothing in Redis any more: the rebuild did not load it.
@@ -415,7 +418,7 @@ async fn write_rejected(
         };
         insert_release(transaction, &release).await?;
     }
-    Ok(())
+    Ok(is_new)
 }
 
 /// The states in which a row holds a unit and a slot; the unique index names the same.

@@ -7,7 +7,8 @@ use flashsale_storage_redis::{ReleaseRequest, Released};
 
 use crate::support::{Stand, on_both, only, press, refused, user_id};
 
-const ALL: DeadFilter = DeadFilter { sale_id: None, reason: None, entry: None, limit: 100 };
+const ALL: DeadFilter =
+    DeadFilter { sale_id: None, reason: None, partition: None, entry: None, limit: 100 };
 
 /// A sale with two good orders and two dead ones, whose ids these are.
 async fn with_dead(stand: &Stand) -> (flashsale_domain::Sale, Vec<OrderId>) {

@@ -45,7 +45,8 @@ pub(crate) async fn run(
             Ok(Verdict::Good)
         }
         DeadCommand::Show { id } => {
-            let filter = DeadFilter { entry: Some(id.0), limit: 1, ..DeadFilter::default() };
+            let (partition, entry) = (id.partition, Some(id.entry));
+            let filter = DeadFilter { partition, entry, limit: 100, ..DeadFilter::default() };
             let letters = Letters { dead: operations.list_dead(&filter).await? };
             output.print(&letters, || letters.dead.iter().map(show_text).collect())?;
             Ok(Verdict::Good)
@@ -65,11 +66,13 @@ pub(crate) async fn run(
 const ACTOR: &str = "salectl";
 
 fn filter_of(args: &DeadFilterArgs) -> DeadFilter {
-    DeadFilter { sale_id: args.sale, reason: args.reason.clone(), entry: None, limit: args.limit }
+    let (sale_id, reason) = (args.sale, args.reason.clone());
+    DeadFilter { sale_id, reason, limit: args.limit, ..DeadFilter::default() }
 }
 
 fn action_filter(args: &DeadActionArgs) -> DeadFilter {
-    DeadFilter { entry: args.id.map(|id| id.0), ..filter_of(&args.filter) }
+    let (partition, entry) = (args.id.and_then(|id| id.partition), args.id.map(|id| id.entry));
+    DeadFilter { partition, entry, ..filter_of(&args.filter) }
 }
 
 fn conclude(outcomes: Vec<DeadOutcome>, dry_run: bool, output: Output) -> Result<Verdict, Failure> {
