@@ -1,7 +1,7 @@
 //! Dead letters: listed, tried again under their own id, given up with what they hold; and every action
 //! in the audit log.
 
-use flashsale_domain::OrderId;
+use flashsale_domain::{OrderId, Partition};
 use flashsale_operations::DeadFilter;
 use flashsale_storage_redis::{ReleaseRequest, Released};
 
@@ -107,4 +107,82 @@ on_both!(a_letter_that_is_given_up_gives_unit_and_slot_back, async |stand: Stand
     let again = stand.press(&sale, &[press("poison-0")]).await;
     assert!(again[0].is_ok_and(|yes| yes.replayed && yes.order_id == dead[0]));
     stand.assert_clean(&sale).await;
+});
+
+on_both!(a_letter_whose_row_is_there_is_settled_and_the_row_stays, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    stand.allow_poison().await;
+    // Committed, and then the program died: the letters are still there.
+    for letter in stand.redis.list_dead_letters(only()).await.expect("a list") {
+        let order = letter.order(only()).expect("an order");
+        stand.database.commit_orders(&[order]).await.expect("committed");
+    }
+    let first = DeadFilter { entry: Some(dead[0].entry()), ..ALL };
+    let done = stand.operations.requeue_dead(&first, "tester", false).await.expect("tried");
+    assert_eq!((done[0].settled, done[0].what.as_str()), (true, "was a row already"));
+    let done = stand.operations.reject_dead(&ALL, "tester", false).await.expect("done");
+    assert_eq!((done.len(), done[0].settled, done[0].order_id), (1, true, Some(dead[1])));
+    assert!(done[0].what.contains("stays as it is"), "{}", done[0].what);
+    let row = stand.database.find_order(dead[1]).await.expect("answered").expect("a row");
+    assert!(row.order.state.is_open());
+    assert_eq!(stand.database.count_releases(sale.id).await.expect("answered"), 0);
+    assert!(stand.operations.list_dead(&ALL).await.expect("a list").is_empty());
+    stand.assert_clean(&sale).await;
+});
+
+on_both!(a_letter_that_finds_no_unit_is_rejected_as_a_worker_would, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    stand.allow_poison().await;
+    stand.execute(&format!("UPDATE sales SET stock_left = 0 WHERE id = {}", sale.id)).await;
+    let done = stand.operations.requeue_dead(&ALL, "tester", false).await.expect("tried");
+    assert!(done.iter().all(|outcome| outcome.settled), "{done:?}");
+    for id in dead {
+        let row = stand.database.find_order(id).await.expect("answered").expect("a row");
+        assert_eq!(row.order.reason.as_deref(), Some("stock-gone"));
+    }
+    let releases = stand.database.list_releases(0, 10).await.expect("answered");
+    assert_eq!(releases.iter().map(|release| release.returns_unit).collect::<Vec<_>>(), [false; 2]);
+    assert!(stand.operations.list_dead(&ALL).await.expect("a list").is_empty());
+});
+
+on_both!(what_cannot_be_read_stays_until_it_is_discarded, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    let id: String =
+        stand.ask(&["XADD", &stand.keys.orders(only()), "*", "v", "1", "note", "kept"]).await;
+    assert_eq!(stand.work().await.dead, 1);
+    let undecodable = DeadFilter { reason: Some("undecodable".into()), ..ALL };
+    let shown = &stand.operations.list_dead(&undecodable).await.expect("a list")[0];
+    assert_eq!((&shown.entry_id, shown.sale_id, shown.user_id.as_ref()), (&id, None, None));
+    assert!(shown.fields.contains(&("note".into(), "kept".into())), "{:?}", shown.fields);
+    let of_sale = DeadFilter { sale_id: Some(sale.id), ..ALL };
+    assert_eq!(stand.operations.list_dead(&of_sale).await.expect("a list").len(), dead.len());
+
+    let done = stand.operations.requeue_dead(&undecodable, "tester", false).await.expect("tried");
+    assert!(!done[0].settled && done[0].what.contains("cannot be read"), "{done:?}");
+    let before = stand.redis.list_dead_letters(only()).await.expect("a list");
+    let done = stand.operations.reject_dead(&ALL, "tester", true).await.expect("said");
+    assert_eq!((done.len(), done.iter().any(|outcome| outcome.settled)), (3, false));
+    assert_eq!(stand.redis.list_dead_letters(only()).await.expect("a list"), before);
+    let units = stand.units(&sale).await;
+    let done = stand.operations.reject_dead(&undecodable, "tester", false).await.expect("done");
+    assert!(done.len() == 1 && done[0].settled && done[0].what.contains("discarded"), "{done:?}");
+    assert_eq!(stand.operations.list_dead(&ALL).await.expect("a list").len(), dead.len());
+    assert_eq!(stand.units(&sale).await, units, "it held nothing that is known of");
+    stand.assert_clean(&sale).await;
+
+    let log = stand.database.list_audit(10).await.expect("answered");
+    let lines: Vec<_> =
+        log.iter().map(|line| (line.actor.as_str(), line.action.as_str())).collect();
+    assert_eq!(lines, [("tester", "dead.reject"), ("tester", "dead.requeue")]);
+    assert_eq!(log[0].detail, done[0].what);
+});
+
+on_both!(a_partition_that_is_named_is_the_only_one_looked_into, async |stand: Stand| {
+    let (_, dead) = with_dead(&stand).await;
+    let entry = Some(dead[0].entry());
+    let here = DeadFilter { partition: Some(only()), entry, ..ALL };
+    assert_eq!(stand.operations.list_dead(&here).await.expect("a list").len(), 1);
+    let elsewhere = DeadFilter { partition: Partition::new(1), entry, ..ALL };
+    refused(stand.operations.reject_dead(&elsewhere, "tester", false).await);
+    assert_eq!(stand.operations.list_dead(&ALL).await.expect("a list").len(), dead.len());
 });

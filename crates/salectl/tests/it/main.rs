@@ -2,4 +2,5 @@
 
 mod commands;
 mod databases;
+mod dead;
 mod stand;

@@ -117,6 +117,19 @@ impl Stand {
         printed.trim_end().to_owned()
     }
 
+    /// Puts a dead letter into the first partition, in its stored form.
+    pub(crate) fn set_dead_letter(&self, entry: &str, stored: &str) {
+        let partition = Partition::new(0).expect("a partition");
+        let client = redis::Client::open(RedisServer::shared().url()).expect("a URL of Redis");
+        let mut connection = client.get_connection().expect("Redis answers");
+        let () = redis::cmd("HSET")
+            .arg(Keys::new(&self.prefix).dead(partition))
+            .arg(entry)
+            .arg(stored)
+            .query(&mut connection)
+            .expect("the hash takes it");
+    }
+
     /// Moves units in Redis by hand, behind the scripts' backs.
     pub(crate) fn shift_stock(&self, sale: &str, delta: i64) {
         let partition = Partition::new(0).expect("a partition");
