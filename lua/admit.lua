@@ -61,13 +61,8 @@ local last_ms, last_seq = whole(last[1]), whole(last[2])
 -- The stream itself knows its last id best, but asking costs Redis more than the whole request; so
 -- the gate remembers it, and the stream is asked only where the two turn out to differ.
 local function read_last_id()
-  if redis.call('EXISTS', KEYS[4]) == 0 then return end
-  local info = redis.call('XINFO', 'STREAM', KEYS[4])
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then
-      last_ms, last_seq = split_id(info[i + 1])
-    end
-  end
+  local last_id = last_generated_id(KEYS[4])
+  if last_id then last_ms, last_seq = split_id(last_id) end
 end
 
 local function append(user, slot, digest, traceparent)

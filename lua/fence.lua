@@ -6,12 +6,6 @@
 -- Returns { now_ms, replid, last_id }: this server's clock, its replication id, and the last id that
 -- the stream gave out ('0-0' when there is no stream).
 
-local last_id = '0-0'
-if redis.call('EXISTS', KEYS[2]) == 1 then
-  local info = redis.call('XINFO', 'STREAM', KEYS[2])
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then last_id = info[i + 1] end
-  end
-end
+local last_id = last_generated_id(KEYS[2]) or '0-0'
 redis.call('HSET', KEYS[1], 'state', 'fenced', 'token', ARGV[1])
 return { server_time_ms(), server_replid(), last_id }

@@ -7,8 +7,7 @@
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
-  local field = {}
-  for i = 1, #consumer, 2 do field[consumer[i]] = consumer[i + 1] end
+  local field = by_name(consumer)
   if field['name'] == ARGV[2] and field['pending'] == 0 then
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
     return 1

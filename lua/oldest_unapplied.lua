@@ -8,8 +8,7 @@
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local field = {}
-  for i = 1, #group, 2 do field[group[i]] = group[i + 1] end
+  local field = by_name(group)
   if field['name'] == ARGV[1] then
     local oldest
     if field['pending'] > 0 then

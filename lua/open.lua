@@ -14,16 +14,11 @@ if type(group) == 'table' and group.err and not string.find(group.err, 'BUSYGROU
   return group
 end
 local ms, seq = split_id(ARGV[3])
-local info = redis.call('XINFO', 'STREAM', KEYS[2])
-for i = 1, #info, 2 do
-  if info[i] == 'last-generated-id' then
-    local stream_ms, stream_seq = split_id(info[i + 1])
-    if ms > stream_ms or (ms == stream_ms and seq > stream_seq) then
-      redis.call('XSETID', KEYS[2], ARGV[3])
-    else
-      ms, seq = stream_ms, stream_seq
-    end
-  end
+local stream_ms, stream_seq = split_id(last_generated_id(KEYS[2]))
+if ms > stream_ms or (ms == stream_ms and seq > stream_seq) then
+  redis.call('XSETID', KEYS[2], ARGV[3])
+else
+  ms, seq = stream_ms, stream_seq
 end
 if ARGV[3] ~= '0-0' then redis.call('HSET', KEYS[1], 'rebuilt_id', ARGV[3]) end
 redis.call('HSET', KEYS[1], 'state', 'open', 'replid', ARGV[2],

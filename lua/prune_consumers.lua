@@ -9,8 +9,7 @@
 local removed = 0
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
-  local field = {}
-  for i = 1, #consumer, 2 do field[consumer[i]] = consumer[i + 1] end
+  local field = by_name(consumer)
   if field['pending'] == 0 and field['idle'] >= tonumber(ARGV[2]) then
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], field['name'])
     removed = removed + 1

@@ -10,8 +10,7 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local groups = redis.call('XINFO', 'GROUPS', KEYS[1])
 local min_ms, min_seq
 for _, group in ipairs(groups) do
-  local field = {}
-  for i = 1, #group, 2 do field[group[i]] = group[i + 1] end
+  local field = by_name(group)
   local ms, seq = split_id(field['last-delivered-id'])
   seq = seq + 1
   if field['pending'] > 0 then

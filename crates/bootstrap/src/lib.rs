@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod cli;
+pub mod clock;
 pub mod readiness;
 pub mod settings;
 pub mod shutdown;

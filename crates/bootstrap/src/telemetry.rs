@@ -39,6 +39,11 @@ pub fn init(log: &LogSettings) -> anyhow::Result<PrometheusHandle> {
     init_metrics()
 }
 
+/// A count as the metrics want it; exact up to 2^32, which is as far as it goes.
+pub fn count(number: impl TryInto<u32>) -> f64 {
+    f64::from(number.try_into().unwrap_or(u32::MAX))
+}
+
 /// Logs alone, for a command-line tool. Later calls in the same process change nothing.
 ///
 /// # Errors

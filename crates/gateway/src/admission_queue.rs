@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use flashsale_bootstrap::settings::AdmissionSettings;
+use flashsale_bootstrap::telemetry::count;
 use flashsale_domain::{Admission, AdmissionRequest, Partition, Refusal, SaleId};
 use flashsale_storage_redis::{AdmissionConnection, RedisFault};
 use tokio::sync::oneshot;
@@ -107,7 +108,7 @@ impl Inner {
             if batch.is_empty() {
                 continue;
             }
-            metrics::histogram!("flashsale_admission_batch_size").record(count_f64(batch.len()));
+            metrics::histogram!("flashsale_admission_batch_size").record(count(batch.len()));
             let requests = batch.iter().map(|waiting| &waiting.request);
             match connection.admit(partition, sale, requests).await {
                 Ok(decided) => {
@@ -159,7 +160,7 @@ impl Inner {
     }
 
     fn set_waiting(&self, waiting: usize) {
-        let change = count_f64(waiting) - count_f64(self.waiting.get());
+        let change = count(waiting) - count(self.waiting.get());
         self.waiting.set(waiting);
         // One gauge for all threads: each adds its changes.
         metrics::gauge!("flashsale_admission_queue_depth").increment(change);
@@ -184,8 +185,4 @@ fn answer(waiting: Waiting, answer: Answer) {
     // A buyer who hung up after the call was sent has an order all the same; the same key, or the
     // list of his orders, tells him.
     let _hung_up = waiting.answer.send(answer);
-}
-
-fn count_f64(count: usize) -> f64 {
-    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }

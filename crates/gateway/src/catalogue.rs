@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use flashsale_bootstrap::{Readiness, Shutdown};
+use flashsale_bootstrap::{Readiness, Shutdown, clock};
 use flashsale_domain::{Partition, Sale, SaleId, SaleMode, SaleState};
 use flashsale_storage_redis::{Redis, RedisFault};
 use flashsale_storage_sql::{Database, SqlFault};
@@ -61,7 +61,7 @@ impl Catalogue {
 
     /// Redis's clock, as last seen: milliseconds since the Unix epoch.
     pub(crate) fn now_ms(&self) -> i64 {
-        local_ms() + self.clock_offset_ms.load(Ordering::Relaxed)
+        clock::now_ms() + self.clock_offset_ms.load(Ordering::Relaxed)
     }
 }
 
@@ -153,9 +153,9 @@ impl CatalogueFollower {
 
     /// Takes over Redis's clock and the stock of the queued sales.
     async fn follow_redis(&self) -> Result<(), RedisFault> {
-        let before = local_ms();
+        let before = clock::now_ms();
         let redis_ms = self.redis.time_ms().await?;
-        let middle = i64::midpoint(before, local_ms());
+        let middle = i64::midpoint(before, clock::now_ms());
         self.catalogue.clock_offset_ms.store(redis_ms - middle, Ordering::Relaxed);
 
         let known = self.catalogue.sales.load();
@@ -177,9 +177,4 @@ impl CatalogueFollower {
         self.catalogue.sales.store(Arc::new(sales));
         Ok(())
     }
-}
-
-fn local_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |elapsed| i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX))
 }

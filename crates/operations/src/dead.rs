@@ -66,6 +66,23 @@ pub struct DeadOutcome {
     pub what: String,
 }
 
+/// What an operator does with dead letters.
+#[derive(Debug, Clone, Copy)]
+enum DeadAction {
+    Requeue,
+    Reject,
+}
+
+impl DeadAction {
+    /// Its name in the audit log.
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Requeue => "dead.requeue",
+            Self::Reject => "dead.reject",
+        }
+    }
+}
+
 impl Operations {
     /// Dead letters, oldest first.
     ///
@@ -87,39 +104,7 @@ impl Operations {
         actor: &str,
         dry_run: bool,
     ) -> Result<Vec<DeadOutcome>, OperationError> {
-        let mut outcomes = Vec::new();
-        for (partition, letter) in self.find_dead(filter).await? {
-            let (settled, what) = match letter.order(partition) {
-                Err(undecodable) => (false, format!("cannot be read: {undecodable}")),
-                Ok(_) if dry_run => (false, "would be tried again".to_owned()),
-                Ok(order) => {
-                    match self.database.commit_orders(std::slice::from_ref(&order)).await {
-                        Ok(batch) => match &batch.outcomes[0] {
-                            Commit::Inserted => (true, "is a row now".to_owned()),
-                            Commit::Redelivered => (true, "was a row already".to_owned()),
-                            Commit::Rejected(reason) => {
-                                (true, format!("is rejected: {}", reason.as_str()))
-                            }
-                            Commit::Refused(refusal) => (false, refusal.to_string()),
-                        },
-                        // Redis had one unit too many, as when a worker finds it out.
-                        Err(BatchFailure::Refused(CommitRefusal::StockGone(_))) => {
-                            self.reject(&order, RejectReason::StockGone).await?
-                        }
-                        Err(BatchFailure::Refused(refusal)) => (false, refusal.to_string()),
-                        Err(BatchFailure::Data(fault)) => (false, fault.to_string()),
-                        Err(BatchFailure::Moved) => (false, "met a concurrent change".to_owned()),
-                        Err(BatchFailure::Infrastructure(fault)) => return Err(fault.into()),
-                    }
-                }
-            };
-            let outcome = DeadOutcome { settled, what, ..outcome_of(partition, &letter) };
-            if !dry_run {
-                self.conclude(partition, letter, actor, "dead.requeue", &outcome).await?;
-            }
-            outcomes.push(outcome);
-        }
-        Ok(outcomes)
+        self.act_on_dead(DeadAction::Requeue, filter, actor, dry_run).await
     }
 
     /// Gives dead letters up: the order's row says rejected, and its unit and slot go back. A letter
@@ -133,21 +118,62 @@ impl Operations {
         actor: &str,
         dry_run: bool,
     ) -> Result<Vec<DeadOutcome>, OperationError> {
+        self.act_on_dead(DeadAction::Reject, filter, actor, dry_run).await
+    }
+
+    async fn act_on_dead(
+        &self,
+        action: DeadAction,
+        filter: &DeadFilter,
+        actor: &str,
+        dry_run: bool,
+    ) -> Result<Vec<DeadOutcome>, OperationError> {
         let mut outcomes = Vec::new();
         for (partition, letter) in self.find_dead(filter).await? {
-            let (settled, what) = match letter.order(partition) {
-                Ok(_) if dry_run => (false, "would be rejected".to_owned()),
-                Err(_) if dry_run => (false, "cannot be read: would be discarded".to_owned()),
-                Err(_) => (true, "could not be read, and is discarded".to_owned()),
-                Ok(order) => self.reject(&order, RejectReason::Operator).await?,
+            let (settled, what) = match (action, letter.order(partition)) {
+                (DeadAction::Requeue, Err(undecodable)) => {
+                    (false, format!("cannot be read: {undecodable}"))
+                }
+                (DeadAction::Requeue, Ok(_)) if dry_run => (false, "would be tried again".into()),
+                (DeadAction::Requeue, Ok(order)) => self.try_again(&order).await?,
+                (DeadAction::Reject, Err(_)) if dry_run => {
+                    (false, "cannot be read: would be discarded".into())
+                }
+                (DeadAction::Reject, Err(_)) => {
+                    (true, "could not be read, and is discarded".into())
+                }
+                (DeadAction::Reject, Ok(_)) if dry_run => (false, "would be rejected".into()),
+                (DeadAction::Reject, Ok(order)) => {
+                    self.reject(&order, RejectReason::Operator).await?
+                }
             };
             let outcome = DeadOutcome { settled, what, ..outcome_of(partition, &letter) };
             if !dry_run {
-                self.conclude(partition, letter, actor, "dead.reject", &outcome).await?;
+                self.conclude(partition, letter, actor, action.as_str(), &outcome).await?;
             }
             outcomes.push(outcome);
         }
         Ok(outcomes)
+    }
+
+    /// The processing that a worker does. Whether the order is settled, and what became of it.
+    async fn try_again(&self, order: &NewOrder) -> Result<(bool, String), OperationError> {
+        Ok(match self.database.commit_orders(std::slice::from_ref(order)).await {
+            Ok(batch) => match &batch.outcomes[0] {
+                Commit::Inserted => (true, "is a row now".to_owned()),
+                Commit::Redelivered => (true, "was a row already".to_owned()),
+                Commit::Rejected(reason) => (true, format!("is rejected: {}", reason.as_str())),
+                Commit::Refused(refusal) => (false, refusal.to_string()),
+            },
+            // Redis had one unit too many, as when a worker finds it out.
+            Err(BatchFailure::Refused(CommitRefusal::StockGone(_))) => {
+                self.reject(order, RejectReason::StockGone).await?
+            }
+            Err(BatchFailure::Refused(refusal)) => (false, refusal.to_string()),
+            Err(BatchFailure::Data(fault)) => (false, fault.to_string()),
+            Err(BatchFailure::Moved) => (false, "met a concurrent change".to_owned()),
+            Err(BatchFailure::Infrastructure(fault)) => return Err(fault.into()),
+        })
     }
 
     /// Whether the order is settled, and what became of it.

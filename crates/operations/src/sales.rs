@@ -1,5 +1,6 @@
 //! A sale's life: create, publish, pause, resume, close.
 
+use flashsale_bootstrap::clock;
 use flashsale_domain::{NewSale, Partition, Sale, SaleId, SaleMode, SaleState};
 use flashsale_storage_sql::SaleChange;
 
@@ -43,7 +44,7 @@ impl Operations {
             let (state, wanted) = (sale.state, SaleState::Published);
             return Err(Refused::State { sale: id, state, wanted }.into());
         }
-        if sale.state == SaleState::Draft && sale.window.closes_ms() <= now_ms() {
+        if sale.state == SaleState::Draft && sale.window.closes_ms() <= clock::now_ms() {
             return Err(Refused::WindowOver(id).into());
         }
         if sale.mode == SaleMode::Direct {
@@ -140,10 +141,4 @@ impl Operations {
         let index = usize::try_from(id.as_i64() % count).expect("below the number of partitions");
         partitions[index]
     }
-}
-
-/// This machine's clock: only for refusing what is plainly over; buyers are judged by Redis's.
-fn now_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |elapsed| i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX))
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use flashsale_bootstrap::settings::WorkerSettings;
+use flashsale_bootstrap::telemetry::count;
 use flashsale_bootstrap::{Readiness, Shutdown};
 use flashsale_domain::Partition;
 use flashsale_storage_redis::{Backlog, Redis, RedisFault};
@@ -145,7 +146,7 @@ impl Housekeeping {
     fn follow_progress(&self, memory: &mut Memory, backlog: Option<u64>) {
         let (now, committed) = (Instant::now(), self.progress.total());
         let rate =
-            as_f64(committed - memory.committed) / now.duration_since(memory.at).as_secs_f64();
+            count(committed - memory.committed) / now.duration_since(memory.at).as_secs_f64();
         memory.rate = rate.max(memory.rate * 0.99);
         if committed > memory.committed || backlog == Some(0) {
             memory.moved_at = now;
@@ -173,15 +174,11 @@ impl Housekeeping {
 fn desired_workers(backlog: Option<u64>, rate: f64, target_lag: Duration) -> f64 {
     const RATE_MIN: f64 = 100.0;
     let within = rate.max(RATE_MIN) * target_lag.as_secs_f64();
-    (as_f64(backlog.unwrap_or(1)) / within).ceil().clamp(1.0, 100.0)
-}
-
-fn as_f64(number: u64) -> f64 {
-    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
+    (count(backlog.unwrap_or(1)) / within).ceil().clamp(1.0, 100.0)
 }
 
 fn gauge(name: &'static str, partition: &str, value: u64) {
-    metrics::gauge!(name, "partition" => partition.to_owned()).set(as_f64(value));
+    metrics::gauge!(name, "partition" => partition.to_owned()).set(count(value));
 }
 
 #[cfg(test)]

@@ -5,9 +5,11 @@
 //! no order.
 
 use std::ops::Range;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use flashsale_bootstrap::clock;
 use flashsale_bootstrap::settings::WorkerSettings;
+use flashsale_bootstrap::telemetry::count;
 use flashsale_domain::{EntryId, NewOrder, Partition, RejectReason};
 use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
@@ -256,7 +258,8 @@ impl Processor {
         detail: String,
         code: Option<String>,
     ) -> bool {
-        let mut letter = DeadLetter::new(entry, reason, detail, self.consumer.as_str(), now_ms());
+        let mut letter =
+            DeadLetter::new(entry, reason, detail, self.consumer.as_str(), clock::now_ms());
         letter.code = code;
         let (partition, id) = (self.partition, letter.entry.id);
         match self.redis.store_dead_letter(partition, &letter).await {
@@ -347,7 +350,7 @@ const fn reason_of(refusal: &CommitRefusal) -> &'static str {
 }
 
 fn record_commit(orders: &[NewOrder], batch: &CommittedBatch) {
-    metrics::histogram!("flashsale_commit_batch_size").record(count_f64(orders.len()));
+    metrics::histogram!("flashsale_commit_batch_size").record(count(orders.len()));
     for (order, commit) in orders.iter().zip(&batch.outcomes) {
         let result = match commit {
             Commit::Inserted => "inserted",
@@ -370,14 +373,4 @@ fn count_commit(order: &NewOrder, result: &'static str) {
     let sale = order.sale_id.to_string();
     metrics::counter!("flashsale_orders_committed_total", "sale" => sale, "result" => result)
         .increment(1);
-}
-
-/// A count as the metrics want it; exact up to 2^32.
-pub(crate) fn count_f64(count: usize) -> f64 {
-    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |elapsed| i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX))
 }

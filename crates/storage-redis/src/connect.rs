@@ -131,3 +131,8 @@ impl Redis {
 pub(crate) fn random_token() -> String {
     format!("{:032x}", rand::rng().random::<u128>())
 }
+
+/// A duration as Redis takes it.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flashsale_domain::{DIRECT_PARTITION, EntryId, OrderId, SaleId, UserId};
 
-use crate::connect::random_token;
+use crate::connect::{millis, random_token};
 use crate::scripts::{EXTEND_LOCK, NEXT_DIRECT_ID, UNLOCK};
 use crate::{Redis, RedisFault};
 
@@ -92,8 +92,4 @@ impl BuyerLock {
     pub fn extend_interval(&self) -> Duration {
         self.ttl / 2
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flashsale_domain::Partition;
 
-use crate::connect::random_token;
+use crate::connect::{millis, random_token};
 use crate::scripts::{EXTEND_LOCK, GATE_STATUS, UNLOCK};
 use crate::{Redis, RedisFault};
 
@@ -65,7 +65,7 @@ impl Redis {
             .arg(&token)
             .arg("NX")
             .arg("PX")
-            .arg(lock_ms())
+            .arg(millis(REBUILD_LOCK_TTL))
             .query_async(&mut self.connection().await?)
             .await?;
         Ok(taken.map(|_| RebuildLock { redis: self.clone(), key, token }))
@@ -95,7 +95,7 @@ impl RebuildLock {
         let extended: i64 = EXTEND_LOCK
             .key(&self.key)
             .arg(&self.token)
-            .arg(lock_ms())
+            .arg(millis(REBUILD_LOCK_TTL))
             .invoke_async(&mut self.redis.connection().await?)
             .await?;
         Ok(extended == 1)
@@ -113,8 +113,4 @@ impl RebuildLock {
             .await?;
         Ok(())
     }
-}
-
-fn lock_ms() -> u64 {
-    u64::try_from(REBUILD_LOCK_TTL.as_millis()).expect("ten seconds")
 }

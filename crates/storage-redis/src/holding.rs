@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use flashsale_domain::{EntryId, Partition};
 
+use crate::connect::millis;
 use crate::order_stream::GROUP;
 use crate::scripts::{COUNT_ATTEMPT, HOLD, PRUNE_CONSUMERS};
 use crate::{Redis, RedisFault};
@@ -53,7 +54,7 @@ impl Redis {
         for chunk in ids.chunks(1000) {
             let mut call = HOLD.prepare_invoke();
             call.key(self.keys.orders(partition)).arg(GROUP).arg(consumer);
-            call.arg(u64::try_from(idle.as_millis()).unwrap_or(u64::MAX));
+            call.arg(millis(idle));
             for id in chunk {
                 call.arg(id.to_string());
             }
@@ -161,7 +162,7 @@ impl Redis {
         Ok(PRUNE_CONSUMERS
             .key(self.keys.orders(partition))
             .arg(GROUP)
-            .arg(u64::try_from(idle.as_millis()).unwrap_or(u64::MAX))
+            .arg(millis(idle))
             .invoke_async(&mut self.connection().await?)
             .await?)
     }

@@ -13,6 +13,7 @@ use flashsale_domain::{
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, RedisError, Value};
 
+use crate::connect::millis;
 use crate::scripts::{LEAVE_GROUP, OLDEST_UNAPPLIED, TRIM_ACKED};
 use crate::{Redis, RedisFault};
 
@@ -135,7 +136,7 @@ impl OrderReader {
             .arg("COUNT")
             .arg(count)
             .arg("BLOCK")
-            .arg(u64::try_from(self.block.as_millis()).unwrap_or(u64::MAX))
+            .arg(millis(self.block))
             .arg("STREAMS")
             .arg(&self.key)
             .arg(">")
@@ -300,7 +301,7 @@ impl Redis {
             .arg(&key)
             .arg(GROUP)
             .arg(consumer)
-            .arg(u64::try_from(min_idle.as_millis()).unwrap_or(u64::MAX))
+            .arg(millis(min_idle))
             .arg(from.map_or_else(|| "0-0".to_owned(), |id| id.to_string()))
             .arg("COUNT")
             .arg(count)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use flashsale_domain::{EntryId, Partition, SaleId, UserId};
 
+use crate::connect::millis;
 use crate::scripts::RELEASE;
 use crate::{RecordItem, Redis, RedisFault};
 
@@ -47,7 +48,6 @@ impl Redis {
     /// # Errors
     /// When Redis cannot be asked.
     pub async fn release(&self, request: &ReleaseRequest<'_>) -> Result<Released, RedisFault> {
-        let lease_ms = u64::try_from(SOLD_OUT_LEASE.as_millis()).expect("half a second");
         let instead = request.instead.as_ref().map(ToString::to_string).unwrap_or_default();
         let code: i64 = RELEASE
             .key(self.keys.gate(request.partition))
@@ -58,7 +58,7 @@ impl Redis {
             .arg(request.generation)
             .arg(u8::from(request.returns_unit))
             .arg(instead)
-            .arg(lease_ms)
+            .arg(millis(SOLD_OUT_LEASE))
             .invoke_async(&mut self.connection().await?)
             .await?;
         match code {

@@ -21,25 +21,31 @@ script!(
     "lib/record.lua",
     "lib/order_id.lua",
     "lib/order_entry.lua",
+    "lib/reply.lua",
     "admit.lua"
 );
-script!(FENCE = "lib/gate.lua", "fence.lua");
+script!(FENCE = "lib/gate.lua", "lib/reply.lua", "fence.lua");
 script!(HOLDS_FENCE = "lib/gate.lua", "holds_fence.lua");
 script!(LOAD = "lib/gate.lua", "load.lua");
-script!(OPEN = "lib/gate.lua", "lib/order_id.lua", "open.lua");
+script!(OPEN = "lib/gate.lua", "lib/order_id.lua", "lib/reply.lua", "open.lua");
 script!(PUBLISH = "lib/gate.lua", "publish.lua");
 script!(SET_SALE_STATE = "lib/gate.lua", "set_sale_state.lua");
 script!(READ_SALE = "lib/gate.lua", "read_sale.lua");
 script!(DEAD_LETTER = "dead_letter.lua");
 script!(UPDATE_DEAD_LETTER = "update_dead_letter.lua");
-script!(TRIM_ACKED = "lib/order_id.lua", "trim_acked.lua");
-script!(OLDEST_UNAPPLIED = "lib/gate.lua", "lib/order_id.lua", "oldest_unapplied.lua");
-script!(LEAVE_GROUP = "leave_group.lua");
+script!(TRIM_ACKED = "lib/order_id.lua", "lib/reply.lua", "trim_acked.lua");
+script!(
+    OLDEST_UNAPPLIED = "lib/gate.lua",
+    "lib/order_id.lua",
+    "lib/reply.lua",
+    "oldest_unapplied.lua"
+);
+script!(LEAVE_GROUP = "lib/reply.lua", "leave_group.lua");
 script!(RELEASE = "lib/gate.lua", "lib/record.lua", "release.lua");
 script!(HOLD = "hold.lua");
 script!(COUNT_ATTEMPT = "count_attempt.lua");
 script!(GATE_STATUS = "lib/gate.lua", "gate_status.lua");
-script!(PRUNE_CONSUMERS = "prune_consumers.lua");
+script!(PRUNE_CONSUMERS = "lib/reply.lua", "prune_consumers.lua");
 script!(NEXT_DIRECT_ID = "lib/gate.lua", "lib/order_id.lua", "next_direct_id.lua");
 script!(UNLOCK = "unlock.lua");
 script!(EXTEND_LOCK = "extend_lock.lua");
