@@ -26,20 +26,21 @@ pub(crate) struct Recovery {
 
 impl Recovery {
     pub(crate) async fn run(self, shutdown: Shutdown) {
+        // A rebuild that is cut off leaves the gate closed and its lock to run out: a peer does it anew.
+        tokio::select! {
+            () = self.work() => {}
+            () = shutdown.requested() => {}
+        }
+    }
+
+    async fn work(&self) {
         let mut backoffs: HashMap<Partition, Backoff> = HashMap::new();
         loop {
-            tokio::select! {
-                () = sleep(INTERVAL) => {}
-                () = shutdown.requested() => return,
-            }
+            sleep(INTERVAL).await;
             for partition in self.redis.partitions() {
                 let fresh = || Backoff::new(self.settings.retry_min, self.settings.retry_max);
                 let backoff = backoffs.entry(partition).or_insert_with(fresh);
-                let looked = tokio::select! {
-                    looked = self.look_at(partition, backoff.is_fresh()) => looked,
-                    () = shutdown.requested() => return,
-                };
-                match looked {
+                match self.look_at(partition, backoff.is_fresh()).await {
                     Ok(()) => backoff.reset(),
                     Err(failure) => {
                         if backoff.is_fresh() {

@@ -36,8 +36,17 @@ enum RelayFault {
 
 impl Relay {
     pub(crate) async fn run(self, shutdown: Shutdown) {
+        // A store that does not answer must not hold up the end; what is cut off half way is carried
+        // out again by whoever looks next, and that is the same as once.
+        tokio::select! {
+            () = self.work() => {}
+            () = shutdown.requested() => {}
+        }
+    }
+
+    async fn work(&self) {
         let mut backoff = Backoff::new(self.settings.retry_min, self.settings.retry_max);
-        while !shutdown.is_requested() {
+        loop {
             let pause = match self.carry_out_all().await {
                 Ok(()) => {
                     backoff.reset();
@@ -50,10 +59,7 @@ impl Relay {
                     backoff.pause()
                 }
             };
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = shutdown.requested() => {}
-            }
+            sleep(pause).await;
         }
     }
 
