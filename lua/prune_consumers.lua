@@ -3,11 +3,11 @@
 -- KEYS[1] orders stream
 -- ARGV[1] consumer group    ARGV[2] how long a consumer must not have been seen, in milliseconds
 --
--- Returns how many were removed. One that still holds entries stays, because removing it would
+-- Returns how many were removed: none without a stream or group. One that still holds entries stays, because removing it would
 -- destroy them; reclaiming empties it first. A living reader is seen at every poll.
 
 local removed = 0
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if not find_group(KEYS[1], ARGV[1]) then return 0 end
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
   local field = by_name(consumer)
   if field['pending'] == 0 and field['idle'] >= tonumber(ARGV[2]) then

@@ -3,7 +3,7 @@
 --   v format version   s sale id   u user id   b slot   e epoch
 --   k idempotency digest, when the buyer sent a key   t traceparent, when the request was sampled
 --
--- Read back by `decode` in crates/storage-redis/src/order_stream.rs, which embeds this file: the two
+-- Read back by `decode` in crates/storage-redis/src/order_stream/entry.rs, which embeds this file: the two
 -- change together, and a golden entry in its tests fails when only one does.
 
 local function order_entry(sale, user, slot, epoch, digest, traceparent)

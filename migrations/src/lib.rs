@@ -8,6 +8,11 @@ mod m20261130_000001_create_sales;
 mod m20261130_000002_create_orders;
 mod m20261130_000003_create_outbox;
 mod m20261130_000004_create_audit_log;
+mod m20261130_000005_add_late_payment_to_sales;
+mod m20261130_000006_add_settlement_to_orders;
+mod m20261130_000007_create_payments;
+mod m20261130_000008_create_adjustments;
+mod m20261130_000009_create_events;
 
 /// Every migration, oldest first.
 pub struct Migrator;
@@ -20,6 +25,11 @@ impl MigratorTrait for Migrator {
             Box::new(m20261130_000002_create_orders::Migration),
             Box::new(m20261130_000003_create_outbox::Migration),
             Box::new(m20261130_000004_create_audit_log::Migration),
+            Box::new(m20261130_000005_add_late_payment_to_sales::Migration),
+            Box::new(m20261130_000006_add_settlement_to_orders::Migration),
+            Box::new(m20261130_000007_create_payments::Migration),
+            Box::new(m20261130_000008_create_adjustments::Migration),
+            Box::new(m20261130_000009_create_events::Migration),
         ]
     }
 }

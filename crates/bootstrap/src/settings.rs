@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flashsale_webhooks::Secrets;
 use secrecy::{ExposeSecret, SecretString};
 use tracing_subscriber::EnvFilter;
 
@@ -52,6 +53,8 @@ pub struct Settings {
     pub worker: WorkerSettings,
     /// The payment provider's webhook.
     pub payment: PaymentSettings,
+    /// What the shop is told.
+    pub webhooks: WebhookSettings,
     /// Logs.
     pub log: LogSettings,
 }
@@ -71,6 +74,8 @@ pub struct HttpSettings {
     pub keep_alive: Duration,
     /// How long a client may take to send its request's head.
     pub client_request_timeout: Duration,
+    /// How long a client may take to send its request's body.
+    pub body_timeout: Duration,
     /// How long requests in flight may run once shutdown was requested.
     pub drain_deadline: Duration,
 }
@@ -187,8 +192,32 @@ pub struct WorkerSettings {
 /// Section `payment`.
 #[derive(Debug, Clone)]
 pub struct PaymentSettings {
-    /// Signs webhooks in the Standard Webhooks way.
-    pub webhook_secret: Option<SecretString>,
+    /// What the provider signs with.
+    pub webhook_secret: Option<Secrets>,
+}
+
+/// Section `webhooks`.
+#[derive(Debug, Clone)]
+pub struct WebhookSettings {
+    /// Where changes of orders are posted, and what signs them.
+    pub endpoint: Option<Endpoint>,
+    /// A PEM file with authorities that the shop's certificate may be of, besides the public ones.
+    pub ca_file: Option<PathBuf>,
+    /// How long the shop may take to answer.
+    pub timeout: Duration,
+    /// The first pause after a failed try.
+    pub retry_min: Duration,
+    /// The longest.
+    pub retry_max: Duration,
+}
+
+/// The shop's side of outgoing webhooks.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// `http://` or `https://`.
+    pub url: SecretString,
+    /// The first one signs.
+    pub secrets: Secrets,
 }
 
 /// Section `log`.
@@ -270,6 +299,7 @@ impl Settings {
                 keep_alive: from.duration("http.keep_alive", secs(0)..=secs(3600)),
                 client_request_timeout: from
                     .duration("http.client_request_timeout", millis(100)..=secs(60)),
+                body_timeout: from.duration("http.body_timeout", millis(100)..=secs(60)),
                 drain_deadline: from.duration("http.drain_deadline", secs(0)..=secs(600)),
             },
             admin: AdminSettings { listen: from.address("admin.listen") },
@@ -343,7 +373,16 @@ impl Settings {
                 retry_max: from.duration("worker.retry_max", millis(1)..=secs(600)),
             },
             payment: PaymentSettings {
-                webhook_secret: from.optional_secret("payment.webhook_secret"),
+                webhook_secret: webhook_secrets(from, "payment.webhook_secret"),
+            },
+            webhooks: WebhookSettings {
+                endpoint: endpoint(from),
+                ca_file: from.parsed("webhooks.ca_file", "the path of a PEM file", None, |path| {
+                    Ok((!path.is_empty()).then(|| PathBuf::from(path)))
+                }),
+                timeout: from.duration("webhooks.timeout", millis(100)..=secs(60)),
+                retry_min: from.duration("webhooks.retry_min", millis(100)..=secs(86_400)),
+                retry_max: from.duration("webhooks.retry_max", millis(100)..=secs(86_400)),
             },
             log: LogSettings {
                 format: from.parsed(
@@ -390,6 +429,16 @@ impl Settings {
             ),
             "at most worker.retry_max",
         );
+        reader.require(
+            &["webhooks.retry_min", "webhooks.retry_max"],
+            self.webhooks.retry_min <= self.webhooks.retry_max,
+            &format!(
+                "{} is more than webhooks.retry_max ({})",
+                humantime::format_duration(self.webhooks.retry_min),
+                humantime::format_duration(self.webhooks.retry_max)
+            ),
+            "at most webhooks.retry_max",
+        );
     }
 }
 
@@ -430,6 +479,38 @@ fn check_scheme(url: &str, allowed: &[&str]) -> Result<(), String> {
         Some(_) => Err("its scheme is not one of those that are built in".to_owned()),
         None => Err("it is not a URL: there is no ://".to_owned()),
     }
+}
+
+/// Secrets for webhooks; `None` when the key is empty, or what it holds is no secret (which is noted).
+fn webhook_secrets(from: &mut Reader, key: &'static str) -> Option<Secrets> {
+    let secret = from.optional_secret(key)?;
+    let secrets = Secrets::parse(secret.expose_secret());
+    from.require(
+        &[key],
+        secrets.is_ok(),
+        "it is none",
+        "whsec_ and base64, or a text of at least 16 bytes; several are separated by spaces",
+    );
+    secrets.ok()
+}
+
+fn endpoint(from: &mut Reader) -> Option<Endpoint> {
+    let secrets = webhook_secrets(from, "webhooks.secret");
+    let url = from.optional_secret("webhooks.url")?;
+    let scheme = check_scheme(url.expose_secret(), &["http", "https"]);
+    from.require(
+        &["webhooks.url"],
+        scheme.is_ok(),
+        &scheme.err().unwrap_or_default(),
+        "http:// or https://",
+    );
+    from.require(
+        &["webhooks.secret", "webhooks.url"],
+        secrets.is_some(),
+        "it is not set, and webhooks.url is",
+        "a secret, because the shop could not tell who posts to it",
+    );
+    Some(Endpoint { url, secrets: secrets? })
 }
 
 fn parse_prefix(text: &str) -> Result<String, String> {

@@ -9,6 +9,7 @@ mod idempotency;
 mod money;
 mod order;
 mod order_id;
+mod payment;
 mod sale;
 
 pub use admission::{Admission, AdmissionRequest, Refusal};
@@ -20,7 +21,9 @@ pub use order_id::{
     DIRECT_PARTITION, EntryId, EntryIdError, ID_EPOCH_MS, OrderId, OrderIdError, PARTITION_MAX,
     Partition, SEQ_MAX,
 };
+pub use payment::{NewPayment, PaymentOutcome, UnknownPaymentOutcome};
 pub use sale::{
-    NewSale, NewSaleError, PER_BUYER_MAX, Sale, SaleId, SaleIdError, SaleMode, SaleState,
-    UnknownSaleMode, UnknownSaleState, Window, WindowError, WindowPhase,
+    LatePayment, NewSale, NewSaleError, PER_BUYER_MAX, STOCK_MAX, Sale, SaleId, SaleIdError,
+    SaleMode, SaleState, UnknownLatePayment, UnknownSaleMode, UnknownSaleState, Window,
+    WindowError, WindowPhase,
 };

@@ -172,6 +172,8 @@ pub struct Order {
     pub pay_by_ms: Option<i64>,
     /// When it was committed: milliseconds since the Unix epoch, by the database's clock.
     pub committed_ms: Option<i64>,
+    /// When it was paid or ended: milliseconds since the Unix epoch, by the database's clock.
+    pub settled_ms: Option<i64>,
 }
 
 #[cfg(test)]

@@ -166,6 +166,49 @@ impl FromStr for SaleMode {
     }
 }
 
+/// What happens to money that arrives after its order has expired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LatePayment {
+    /// The order takes a unit again, if there is one for it; else the money is due back.
+    Reacquire,
+    /// The money is due back.
+    Refund,
+}
+
+/// A text that names no late-payment policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a late payment is handled by reacquire or refund")]
+pub struct UnknownLatePayment;
+
+impl LatePayment {
+    /// The name used in JSON and SQL.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reacquire => "reacquire",
+            Self::Refund => "refund",
+        }
+    }
+}
+
+impl fmt::Display for LatePayment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for LatePayment {
+    type Err = UnknownLatePayment;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "reacquire" => Ok(Self::Reacquire),
+            "refund" => Ok(Self::Refund),
+            _ => Err(UnknownLatePayment),
+        }
+    }
+}
+
 /// When a sale is open: `opens ≤ now < closes`, in milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
@@ -228,6 +271,10 @@ impl Window {
     }
 }
 
+/// The most units of a sale: the largest whose stock and records still fit one Redis hash in
+/// practice.
+pub const STOCK_MAX: i64 = 100_000_000;
+
 /// The most open orders that a sale may allow one buyer.
 pub const PER_BUYER_MAX: u16 = 20;
 
@@ -248,6 +295,8 @@ pub struct NewSale {
     pub price: Price,
     /// How long a buyer has to pay, in seconds.
     pub payment_window_s: i64,
+    /// What happens to money that comes later.
+    pub late_payment: LatePayment,
 }
 
 /// What is wrong with a new sale.
@@ -272,8 +321,6 @@ pub enum NewSaleError {
 
 impl NewSale {
     const TITLE_CHARS_MAX: usize = 200;
-    /// 10^8: the largest sale whose stock and records still fit one Redis hash in practice.
-    const STOCK_MAX: i64 = 100_000_000;
     const PRICE_MAX: i64 = 1_000_000_000_000;
     const PAYMENT_WINDOW_MAX_S: i64 = 30 * 24 * 3600;
 
@@ -289,7 +336,7 @@ impl NewSale {
         {
             return Err(NewSaleError::Title);
         }
-        if !(1..=Self::STOCK_MAX).contains(&self.stock) {
+        if !(1..=STOCK_MAX).contains(&self.stock) {
             return Err(NewSaleError::Stock);
         }
         if !(1..=PER_BUYER_MAX).contains(&self.per_buyer) {
@@ -328,6 +375,8 @@ pub struct Sale {
     pub price: Price,
     /// How long a buyer has to pay, in seconds.
     pub payment_window_s: i64,
+    /// What happens to money that comes later.
+    pub late_payment: LatePayment,
     /// Its home in Redis, chosen when it is published; never set for a direct sale.
     pub partition: Option<Partition>,
     /// Counts the sale's rebuilds.
@@ -349,6 +398,7 @@ mod tests {
             per_buyer: 1,
             price: Price { amount: 9900, currency: "CNY".parse().expect("a currency") },
             payment_window_s: 900,
+            late_payment: LatePayment::Reacquire,
         }
     }
 

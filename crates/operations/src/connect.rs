@@ -35,7 +35,10 @@ pub async fn database(settings: &Settings) -> anyhow::Result<Database> {
         connect_timeout: database.connect_timeout,
         statement_timeout: database.statement_timeout,
     };
-    Database::connect(&config).await.context("the database of database.url cannot be reached")
+    let database = Database::connect(&config)
+        .await
+        .context("the database of database.url cannot be reached")?;
+    Ok(if settings.webhooks.endpoint.is_some() { database.with_events() } else { database })
 }
 
 /// A connected database with the schema that this version needs.

@@ -1,14 +1,14 @@
 //! Dead letters: listing them, trying them again, giving them up. Every action is in the audit log.
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
-use flashsale_storage_redis::DeadLetter;
-use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, SqlFault};
+use flashsale_storage_redis::{DeadLetter, Undecodable};
+use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal};
 use serde::Serialize;
 
 use crate::{OperationError, Operations, Refused};
 
 /// Which dead letters.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct DeadFilter {
     /// Only of this sale.
     pub sale_id: Option<SaleId>,
@@ -20,6 +20,13 @@ pub struct DeadFilter {
     pub entry: Option<EntryId>,
     /// At most so many, oldest first.
     pub limit: usize,
+}
+
+impl Default for DeadFilter {
+    /// The oldest 100 of all.
+    fn default() -> Self {
+        Self { sale_id: None, reason: None, partition: None, entry: None, limit: 100 }
+    }
 }
 
 /// A dead letter as an operator sees it.
@@ -83,6 +90,36 @@ impl DeadAction {
     }
 }
 
+/// What an action came to.
+enum Ending {
+    /// The letter is done with, and goes.
+    Settled(String),
+    /// The order is to blame: its letter stays, and says why this time.
+    Stays { reason: &'static str, code: Option<String>, detail: String },
+    /// Nothing was tried, or nothing of it counts: the letter stays as it is.
+    Untouched(String),
+}
+
+impl Ending {
+    fn what(&self) -> &str {
+        match self {
+            Self::Settled(what) | Self::Untouched(what) => what,
+            Self::Stays { detail, .. } => detail,
+        }
+    }
+
+    /// What a failed transaction comes to for the one order in it.
+    fn of_failure(failure: BatchFailure) -> Result<Self, OperationError> {
+        match (failure.reason(), failure) {
+            (Some(reason), failure) => {
+                Ok(Self::Stays { reason, code: failure.code(), detail: failure.to_string() })
+            }
+            (None, BatchFailure::Infrastructure(fault)) => Err(fault.into()),
+            (None, failure) => Ok(Self::Untouched(format!("{failure}; try again"))),
+        }
+    }
+}
+
 impl Operations {
     /// Dead letters, oldest first.
     ///
@@ -94,7 +131,8 @@ impl Operations {
     }
 
     /// Tries dead letters again: the same processing, on the stored bytes, under the same order id.
-    /// What still cannot be done stays, with the reason of this time.
+    /// What still cannot be done stays, with the reason, the detail and the code of this time, and
+    /// with `actor` among those who tried.
     ///
     /// # Errors
     /// When a store fails; what was settled before stays settled.
@@ -130,63 +168,67 @@ impl Operations {
     ) -> Result<Vec<DeadOutcome>, OperationError> {
         let mut outcomes = Vec::new();
         for (partition, letter) in self.find_dead(filter).await? {
-            let (settled, what) = match (action, letter.order(partition)) {
-                (DeadAction::Requeue, Err(undecodable)) => {
-                    (false, format!("cannot be read: {undecodable}"))
-                }
-                (DeadAction::Requeue, Ok(_)) if dry_run => (false, "would be tried again".into()),
+            let would = |what: &str| Ending::Untouched(what.to_owned());
+            let ending = match (action, letter.order(partition)) {
+                (DeadAction::Requeue, Err(undecodable)) => Ending::Stays {
+                    reason: Undecodable::REASON,
+                    code: None,
+                    detail: format!("cannot be read: {undecodable}"),
+                },
+                (DeadAction::Requeue, Ok(_)) if dry_run => would("would be tried again"),
                 (DeadAction::Requeue, Ok(order)) => self.try_again(&order).await?,
                 (DeadAction::Reject, Err(_)) if dry_run => {
-                    (false, "cannot be read: would be discarded".into())
+                    would("cannot be read: would be discarded")
                 }
                 (DeadAction::Reject, Err(_)) => {
-                    (true, "could not be read, and is discarded".into())
+                    Ending::Settled("could not be read, and is discarded".to_owned())
                 }
-                (DeadAction::Reject, Ok(_)) if dry_run => (false, "would be rejected".into()),
+                (DeadAction::Reject, Ok(_)) if dry_run => would("would be rejected"),
                 (DeadAction::Reject, Ok(order)) => {
                     self.reject(&order, RejectReason::Operator).await?
                 }
             };
-            let outcome = DeadOutcome { settled, what, ..outcome_of(partition, &letter) };
+            let outcome = outcome_of(partition, &letter, &ending);
             if !dry_run {
-                self.conclude(partition, letter, actor, action.as_str(), &outcome).await?;
+                self.conclude(partition, letter, actor, action, ending).await?;
             }
             outcomes.push(outcome);
         }
         Ok(outcomes)
     }
 
-    /// The processing that a worker does. Whether the order is settled, and what became of it.
-    async fn try_again(&self, order: &NewOrder) -> Result<(bool, String), OperationError> {
-        Ok(match self.database.commit_orders(std::slice::from_ref(order)).await {
-            Ok(batch) => match &batch.outcomes[0] {
-                Commit::Inserted => (true, "is a row now".to_owned()),
-                Commit::Redelivered => (true, "was a row already".to_owned()),
-                Commit::Rejected(reason) => (true, format!("is rejected: {}", reason.as_str())),
-                Commit::Refused(refusal) => (false, refusal.to_string()),
-            },
+    /// The processing that a worker does.
+    async fn try_again(&self, order: &NewOrder) -> Result<Ending, OperationError> {
+        match self.database.commit_orders(std::slice::from_ref(order)).await {
+            Ok(batch) => Ok(match &batch.outcomes[0] {
+                Commit::Inserted => Ending::Settled("is a row now".to_owned()),
+                Commit::Redelivered => Ending::Settled("was a row already".to_owned()),
+                Commit::Rejected(reason) => {
+                    Ending::Settled(format!("is rejected: {}", reason.as_str()))
+                }
+                Commit::Refused(refusal) => Ending::Stays {
+                    reason: refusal.as_str(),
+                    code: None,
+                    detail: refusal.to_string(),
+                },
+            }),
             // Redis had one unit too many, as when a worker finds it out.
             Err(BatchFailure::Refused(CommitRefusal::StockGone(_))) => {
-                self.reject(order, RejectReason::StockGone).await?
+                self.reject(order, RejectReason::StockGone).await
             }
-            Err(BatchFailure::Refused(refusal)) => (false, refusal.to_string()),
-            Err(BatchFailure::Data(fault)) => (false, fault.to_string()),
-            Err(BatchFailure::Moved) => (false, "met a concurrent change".to_owned()),
-            Err(BatchFailure::Infrastructure(fault)) => return Err(fault.into()),
-        })
+            Err(failure) => Ending::of_failure(failure),
+        }
     }
 
-    /// Whether the order is settled, and what became of it.
     async fn reject(
         &self,
         order: &NewOrder,
         reason: RejectReason,
-    ) -> Result<(bool, String), OperationError> {
+    ) -> Result<Ending, OperationError> {
         match self.database.reject_order(order, reason).await {
-            Ok(true) => Ok((true, format!("is rejected: {}", reason.as_str()))),
-            Ok(false) => Ok((true, "was a row already, and stays as it is".to_owned())),
-            Err(BatchFailure::Infrastructure(fault)) => Err(fault.into()),
-            Err(failure) => Ok((false, failure.to_string())),
+            Ok(true) => Ok(Ending::Settled(format!("is rejected: {}", reason.as_str()))),
+            Ok(false) => Ok(Ending::Settled("was a row already, and stays as it is".to_owned())),
+            Err(failure) => Ending::of_failure(failure),
         }
     }
 
@@ -222,40 +264,43 @@ impl Operations {
         partition: Partition,
         letter: DeadLetter,
         actor: &str,
-        action: &str,
-        outcome: &DeadOutcome,
+        action: DeadAction,
+        ending: Ending,
     ) -> Result<(), OperationError> {
-        if outcome.settled {
-            self.redis.delete_dead_letter(partition, letter.entry.id).await?;
-        } else {
-            let mut tried = DeadLetter { attempts: letter.attempts + 1, ..letter };
-            tried.detail.clone_from(&outcome.what);
-            tried.last_ms = self.redis.time_ms().await?;
-            self.redis.update_dead_letter(partition, &tried).await?;
+        let id = letter.entry.id;
+        let subject = OrderId::from_entry(partition, id)
+            .map_or_else(|_| id.to_string(), |order_id| order_id.to_string());
+        let what = ending.what().to_owned();
+        match ending {
+            Ending::Settled(_) => {
+                self.redis.delete_dead_letter(partition, id).await?;
+            }
+            Ending::Stays { reason, code, detail } => {
+                let mut tried = DeadLetter {
+                    reason: reason.to_owned(),
+                    detail,
+                    code,
+                    attempts: letter.attempts.saturating_add(1),
+                    last_ms: self.redis.time_ms().await?,
+                    ..letter
+                };
+                if !tried.consumers.iter().any(|known| known == actor) {
+                    tried.consumers.push(actor.to_owned());
+                }
+                self.redis.update_dead_letter(partition, &tried).await?;
+            }
+            Ending::Untouched(_) => {}
         }
-        let subject =
-            outcome.order_id.map_or_else(|| outcome.entry_id.clone(), |id| id.to_string());
-        self.log(actor, action, &subject, &outcome.what).await?;
-        Ok(())
-    }
-
-    async fn log(
-        &self,
-        actor: &str,
-        action: &str,
-        subject: &str,
-        detail: &str,
-    ) -> Result<(), SqlFault> {
-        self.database.insert_audit(actor, action, subject, detail).await
+        Ok(self.database.insert_audit(actor, action.as_str(), &subject, &what).await?)
     }
 }
 
-fn outcome_of(partition: Partition, letter: &DeadLetter) -> DeadOutcome {
+fn outcome_of(partition: Partition, letter: &DeadLetter, ending: &Ending) -> DeadOutcome {
     DeadOutcome {
         entry_id: letter.entry.id.to_string(),
         order_id: OrderId::from_entry(partition, letter.entry.id).ok(),
-        settled: false,
-        what: String::new(),
+        settled: matches!(ending, Ending::Settled(_)),
+        what: ending.what().to_owned(),
     }
 }
 

@@ -4,10 +4,13 @@
 //! what grows it (publish, resume) to the database first. So a crash between the two leaves units
 //! unsold for a moment, and never sells one too many.
 
+mod adjust;
 mod audit;
+mod closing;
 pub mod connect;
 mod dead;
 mod ledger;
+mod payments;
 mod rebuild;
 mod sales;
 
@@ -18,6 +21,7 @@ use flashsale_storage_sql::{Database, SqlFault};
 pub use audit::{Audit, Finding, Receipt};
 pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
 pub use ledger::{Ledger, RedisAccount};
+pub use payments::PaymentVerdict;
 pub use rebuild::{Rebuilt, RebuiltSale};
 
 /// The two stores, and what an operator may do with them.
@@ -76,6 +80,32 @@ pub enum Refused {
     /// No such dead letter.
     #[error("there is no dead letter {0}")]
     DeadLetterNotFound(String),
+    /// The adjustment itself.
+    #[error(
+        "a stock changes by a number other than 0, to 100000000 units at most, \
+         for a reason of 1 to 200 characters"
+    )]
+    Adjustment,
+    /// More units would be taken away than are left.
+    #[error("sale {sale} has only {left} units left: what buyers hold cannot be taken away")]
+    TooFewLeft {
+        /// The sale.
+        sale: SaleId,
+        /// Units for sale.
+        left: i64,
+    },
+    /// The sale is over.
+    #[error("sale {0} is closed, and stays as it is")]
+    Closed(SaleId),
+    /// An adjustment is begun and waits for Redis.
+    #[error(
+        "an adjustment of sale {0} is not finished, because Redis does not have the sale now; \
+         an order-worker finishes it as soon as it does"
+    )]
+    AdjustmentWaits(SaleId),
+    /// No such payment, or its money is not due back.
+    #[error("there is no payment {0} whose money is due back")]
+    NoRefundDue(i64),
     /// Somebody else fenced the partition, or Redis restarted, in the middle.
     #[error(
         "partition {0} was fenced by somebody else, or Redis restarted, meanwhile: rebuild again"
@@ -103,6 +133,17 @@ pub enum OperationError {
     /// A store failed.
     #[error(transparent)]
     Fault(#[from] Fault),
+}
+
+impl OperationError {
+    /// True when it may concern this one sale or order only: others can still be served.
+    pub(crate) fn is_of_one(&self) -> bool {
+        match self {
+            Self::Refused(_) | Self::Fault(Fault::Sql(SqlFault::Row { .. })) => true,
+            Self::Fault(Fault::Redis(fault)) => fault.is_refused(),
+            Self::Fault(Fault::Sql(_)) => false,
+        }
+    }
 }
 
 impl From<RedisFault> for OperationError {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, Sale, SaleId, SaleState, UserId};
-use flashsale_storage_redis::{DeadLetter, Fence, RebuildLock, Record, RecordItem};
+use flashsale_storage_redis::{DeadLetter, Fence, RebuildLock, Record, RecordItem, SOLD_OUT_LEASE};
 use flashsale_storage_sql::NewEpoch;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -92,6 +92,7 @@ impl Operations {
         lock: &RebuildLock,
     ) -> Result<Rebuilt, OperationError> {
         let fence = self.redis.fence(partition).await?;
+        let fenced_at = Instant::now();
         // Where the group is gone, nobody can say what is applied: all that is on the stream counts.
         self.redis.ensure_group(partition).await?;
         self.wait_until_applied(partition, lock).await?;
@@ -103,8 +104,8 @@ impl Operations {
         for sale in sales.iter().filter(|sale| sale.state != SaleState::Draft) {
             lock.extend().await?;
             let epoch = self.raise_epoch(&fence, partition, sale).await?;
-            self.stamp_dead_letters(partition, &dead, &epoch.sale).await?;
             let loaded = plan_load(&epoch, &dead);
+            self.stamp_dead_letters(partition, &loaded).await?;
             let (stock, held) = (loaded.stock, loaded.held);
             if !self.redis.load_sale(&fence, &loaded.sale, stock, held, &loaded.records).await? {
                 return Err(Refused::FenceLost(partition).into());
@@ -119,7 +120,12 @@ impl Operations {
 
         let last_id = match used {
             PartitionUse::Never => EntryId { ms: 0, seq: 0 },
-            PartitionUse::Before => self.last_id(&fence, partition, &dead).await?,
+            PartitionUse::Before => {
+                // A sale that was sold out may have units now. Gateways that refuse from memory learned
+                // it before the fence; they must have asked again before anybody gets one.
+                sleep(SOLD_OUT_LEASE.saturating_sub(fenced_at.elapsed())).await;
+                self.last_id(&fence, partition, &dead).await?
+            }
         };
         if !self.redis.open_gate(fence, last_id).await? {
             return Err(Refused::FenceLost(partition).into());
@@ -210,30 +216,32 @@ impl Operations {
         Ok(dead)
     }
 
-    /// A dead letter lives on into the new epoch, or it would be rejected as memory lost once an
-    /// operator requeues it.
+    /// A dead letter that the load holds lives on into the new epoch. One that it does not hold keeps
+    /// the epoch that it had: requeued, it would take a unit that Redis gives to somebody else, and so
+    /// it is rejected as memory lost.
     async fn stamp_dead_letters(
         &self,
         partition: Partition,
-        dead: &[(DeadLetter, NewOrder)],
-        sale: &Sale,
+        load: &Load<'_>,
     ) -> Result<(), OperationError> {
-        for (letter, _) in dead.iter().filter(|(_, order)| order.sale_id == sale.id) {
-            let stamped = DeadLetter { epoch: Some(sale.epoch), ..letter.clone() };
+        for &letter in &load.letters {
+            let stamped = DeadLetter { epoch: Some(load.sale.epoch), ..letter.clone() };
             self.redis.update_dead_letter(partition, &stamped).await?;
         }
         Ok(())
     }
 }
 
-struct Load {
+struct Load<'a> {
     sale: Sale,
     stock: i64,
     held: i64,
     records: Vec<(UserId, Record)>,
+    /// The dead letters whose units are among the held ones.
+    letters: Vec<&'a DeadLetter>,
 }
 
-fn plan_load(epoch: &NewEpoch, dead: &[(DeadLetter, NewOrder)]) -> Load {
+fn plan_load<'a>(epoch: &NewEpoch, dead: &'a [(DeadLetter, NewOrder)]) -> Load<'a> {
     let mut records: BTreeMap<UserId, Record> = BTreeMap::new();
     let mut held = 0;
     for order in &epoch.orders {
@@ -247,7 +255,8 @@ fn plan_load(epoch: &NewEpoch, dead: &[(DeadLetter, NewOrder)]) -> Load {
         });
     }
     let mut stock = epoch.sale.stock_left;
-    for (_, order) in dead.iter().filter(|(_, order)| order.sale_id == epoch.sale.id) {
+    let mut letters = Vec::new();
+    for (letter, order) in dead.iter().filter(|(_, order)| order.sale_id == epoch.sale.id) {
         let record = records.entry(order.user_id.clone()).or_default();
         let slot_is_free = record.items.iter().all(|item| !item.open || item.slot != order.slot);
         if stock < 1 || !slot_is_free {
@@ -255,6 +264,7 @@ fn plan_load(epoch: &NewEpoch, dead: &[(DeadLetter, NewOrder)]) -> Load {
         }
         stock -= 1;
         held += 1;
+        letters.push(letter);
         record.items.push(RecordItem {
             entry: order.id.entry(),
             slot: order.slot,
@@ -264,5 +274,6 @@ fn plan_load(epoch: &NewEpoch, dead: &[(DeadLetter, NewOrder)]) -> Load {
         });
         record.items.sort_by_key(|item| item.entry);
     }
-    Load { sale: epoch.sale.clone(), stock, held, records: records.into_iter().collect() }
+    let records = records.into_iter().collect();
+    Load { sale: epoch.sale.clone(), stock, held, records, letters }
 }

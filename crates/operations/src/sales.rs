@@ -64,7 +64,9 @@ impl Operations {
         } else {
             PartitionUse::Before
         };
-        let sale = self.change_in_database(id, SaleState::Published).await?;
+        self.change_in_database(id, SaleState::Published).await?;
+        let sale = self.database.find_sale_before_growth(id).await?;
+        let sale = sale.ok_or(Refused::SaleNotFound(id))?;
         if !self.redis.publish_sale(partition, &sale).await? {
             let account = self.redis.read_sale(partition, id).await?;
             if !account.gate_open || account.sale.is_none() {

@@ -33,9 +33,9 @@ pub struct RedisConfig {
 /// Access to the deployment's Redis. Cheap to clone.
 #[derive(Clone)]
 pub struct Redis {
-    client: redis::Client,
+    pub(crate) client: redis::Client,
     pool: Pool,
-    config: RedisConfig,
+    pub(crate) config: RedisConfig,
     pub(crate) keys: Keys,
 }
 

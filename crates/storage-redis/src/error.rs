@@ -27,6 +27,12 @@ impl RedisFault {
         Self::Reply { command, detail: detail.into() }
     }
 
+    /// True when Redis is there and answered with an error, such as WRONGTYPE or NOPERM: what is wrong
+    /// may concern this one command or key only.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Command(error) if error.code().is_some())
+    }
+
     /// True when the command may have been carried out although no answer came: the connection was
     /// lost or timed out. False when Redis itself answered with an error.
     pub fn is_outcome_unknown(&self) -> bool {

@@ -7,7 +7,7 @@ use flashsale_domain::{EntryId, Partition};
 
 use crate::connect::millis;
 use crate::order_stream::GROUP;
-use crate::scripts::{COUNT_ATTEMPT, HOLD, PRUNE_CONSUMERS};
+use crate::scripts::{COUNT_ATTEMPT, HOLD};
 use crate::{Redis, RedisFault};
 
 /// Idle time that is above any reclaim_idle: entries handed back with it are taken at the next look.
@@ -148,22 +148,5 @@ impl Redis {
         let mut command = redis::cmd("DEL");
         command.arg(self.keys.suspects(partition));
         Ok(command.query_async(&mut self.connection().await?).await?)
-    }
-
-    /// Removes consumers that hold nothing and were not seen for `idle`; returns how many.
-    ///
-    /// # Errors
-    /// When Redis cannot be asked.
-    pub async fn prune_consumers(
-        &self,
-        partition: Partition,
-        idle: Duration,
-    ) -> Result<u64, RedisFault> {
-        Ok(PRUNE_CONSUMERS
-            .key(self.keys.orders(partition))
-            .arg(GROUP)
-            .arg(millis(idle))
-            .invoke_async(&mut self.connection().await?)
-            .await?)
     }
 }

@@ -52,6 +52,11 @@ impl Keys {
         format!("{}:{{{partition}}}:rebuild", self.prefix)
     }
 
+    /// Channel: ids of orders that have changed. Channels have no home, and no hash tag.
+    pub fn changes(&self) -> String {
+        format!("{}:changed-orders", self.prefix)
+    }
+
     /// String: the lock of one buyer in one direct sale.
     pub fn buyer_lock(&self, sale: SaleId, user: &UserId) -> String {
         format!("{}:{{{DIRECT_PARTITION}}}:lock:{sale}:{user}", self.prefix)

@@ -4,7 +4,9 @@
 //! what goes wrong in Redis is a [`RedisFault`]. An answer is never a fault, and a fault never an
 //! answer.
 
+mod adjust;
 mod admission;
+mod changes;
 mod connect;
 mod dead_letters;
 mod direct;
@@ -13,12 +15,15 @@ mod gate;
 mod holding;
 mod keys;
 mod order_stream;
+mod reacquire;
 mod record;
 mod release;
 mod sales;
 mod scripts;
 
+pub use adjust::Adjusted;
 pub use admission::{AdmissionBatch, AdmissionConnection, ORDERS_PER_BUYER_MAX};
+pub use changes::ChangedOrders;
 pub use connect::{Redis, RedisConfig};
 pub use dead_letters::DeadLetter;
 pub use direct::BuyerLock;
@@ -28,6 +33,7 @@ pub use keys::Keys;
 pub use order_stream::{
     Backlog, ClaimedPage, GROUP, OrderReader, RawEntry, ReadError, Undecodable, decode,
 };
+pub use reacquire::{ReacquireRequest, Reacquired};
 pub use record::{Record, RecordError, RecordItem};
 pub use release::{ReleaseRequest, Released, SOLD_OUT_LEASE};
-pub use sales::{Fence, LoadedSale, RecordsPage, SaleAccount};
+pub use sales::{BuyersPage, Fence, LoadedSale, RecordsPage, SaleAccount};

@@ -55,6 +55,14 @@ pub struct RecordsPage {
     pub next: Option<u64>,
 }
 
+/// Some buyers' ids, and where the next ones begin.
+pub struct BuyersPage {
+    /// Text from Redis, to be compared, not trusted.
+    pub users: Vec<String>,
+    /// The cursor of the next page; `None` at the end.
+    pub next: Option<u64>,
+}
+
 /// The fields that `lua/admit.lua` reads.
 fn sale_fields(
     sale: &Sale,
@@ -198,15 +206,39 @@ impl Redis {
         sale: SaleId,
         cursor: u64,
     ) -> Result<RecordsPage, RedisFault> {
-        let (next, records): (u64, Vec<(String, String)>) = redis::cmd("HSCAN")
+        let (next, records) = self.scan_records(partition, sale, cursor).await?;
+        let records = records.into_iter().map(|(user, text)| (user, text.parse())).collect();
+        Ok(RecordsPage { records, next: (next != 0).then_some(next) })
+    }
+
+    /// A page of the ids of a sale's buyers, by HSCAN: each at least once, some perhaps twice.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn list_buyers(
+        &self,
+        partition: Partition,
+        sale: SaleId,
+        cursor: u64,
+    ) -> Result<BuyersPage, RedisFault> {
+        let (next, pairs) = self.scan_records(partition, sale, cursor).await?;
+        let users = pairs.into_iter().map(|(user, _)| user).collect();
+        Ok(BuyersPage { users, next: (next != 0).then_some(next) })
+    }
+
+    async fn scan_records(
+        &self,
+        partition: Partition,
+        sale: SaleId,
+        cursor: u64,
+    ) -> Result<(u64, Vec<(String, String)>), RedisFault> {
+        Ok(redis::cmd("HSCAN")
             .arg(self.keys.buyers(partition, sale))
             .arg(cursor)
             .arg("COUNT")
             .arg(1000)
             .query_async(&mut self.connection().await?)
-            .await?;
-        let records = records.into_iter().map(|(user, text)| (user, text.parse())).collect();
-        Ok(RecordsPage { records, next: (next != 0).then_some(next) })
+            .await?)
     }
 
     /// The last id at the partition's last rebuild: what is not above it and is nowhere to be found

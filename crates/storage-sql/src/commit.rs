@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use flashsale_domain::{IdempotencyDigest, NewOrder, OrderId, OrderState, RejectReason, SaleId};
+use flashsale_domain::{
+    IdempotencyDigest, NewOrder, Order, OrderId, OrderState, Price, RejectReason, SaleId,
+};
 use sea_orm::sea_query::{Expr, ExprTrait as _, OnConflict, Query};
 use sea_orm::{
     ColumnTrait as _, ConnectionTrait as _, DatabaseTransaction, EntityTrait as _,
@@ -15,8 +17,9 @@ use sea_orm::{
 
 use crate::clock::now_ms;
 use crate::entities::{order, sale};
+use crate::events::insert_events;
 use crate::outbox::{NewRelease, insert_release};
-use crate::{Database, SqlFault};
+use crate::{Database, SqlFault, StoredOrder};
 
 /// Rows of one INSERT: SQLite takes 32,766 values a statement, a row has 12.
 const ROWS_PER_INSERT: usize = 32_766 / 12;
@@ -56,6 +59,18 @@ pub enum CommitRefusal {
     },
 }
 
+impl CommitRefusal {
+    /// The reason of the order's dead letter.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::SaleMissing(_) => "sale-missing",
+            Self::StockGone(_) => "stock-gone",
+            Self::ContentConflict(_) => "content-conflict",
+            Self::EpochAhead { .. } => "epoch-ahead",
+        }
+    }
+}
+
 /// A committed batch.
 #[derive(Debug)]
 pub struct CommittedBatch {
@@ -80,6 +95,25 @@ pub enum BatchFailure {
     /// A sale was rebuilt, or a conflicting row went away, under the transaction: try again.
     #[error("the batch met a concurrent change")]
     Moved,
+}
+
+impl BatchFailure {
+    /// The reason of the dead letter, for the order to blame; `None` when no order is.
+    pub const fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Refused(refusal) => Some(refusal.as_str()),
+            Self::Data(_) => Some("data-refused"),
+            Self::Infrastructure(_) | Self::Moved => None,
+        }
+    }
+
+    /// The database's code for refused data.
+    pub fn code(&self) -> Option<String> {
+        match self {
+            Self::Data(fault) => fault.code(),
+            Self::Refused(_) | Self::Infrastructure(_) | Self::Moved => None,
+        }
+    }
 }
 
 impl From<SqlFault> for BatchFailure {
@@ -190,6 +224,7 @@ impl Database {
                 }
             });
         }
+        self.announce(transaction, orders, &outcomes, &sales, now).await?;
         for ((sale, epoch), units) in taken {
             take_units(transaction, sale, epoch, units).await?;
         }
@@ -209,6 +244,31 @@ impl Database {
         Ok(CommittedBatch { outcomes, committed_ms: now })
     }
 
+    /// Tells the shop of the new rows, if it wants to know.
+    async fn announce(
+        &self,
+        transaction: &DatabaseTransaction,
+        orders: &[NewOrder],
+        outcomes: &[Option<Commit>],
+        sales: &HashMap<SaleId, SaleGuard>,
+        now: i64,
+    ) -> Result<(), SqlFault> {
+        if !self.writes_events {
+            return Ok(());
+        }
+        let mut rows = Vec::new();
+        for (order, outcome) in orders.iter().zip(outcomes) {
+            let rejected = match outcome {
+                Some(Commit::Inserted) => None,
+                Some(Commit::Rejected(reason)) => Some(*reason),
+                Some(Commit::Redelivered | Commit::Refused(_)) | None => continue,
+            };
+            let Some(guard) = sales.get(&order.sale_id) else { continue };
+            rows.push(NewRow { order, guard, rejected }.stored(now)?);
+        }
+        insert_events(self, transaction, &rows, now).await
+    }
+
     /// Writes one order as rejected, with what it gives back. False when the order is a row already:
     /// that one stays as it is.
     ///
@@ -226,7 +286,10 @@ impl Database {
             let guard = sales
                 .get(&order.sale_id)
                 .ok_or(BatchFailure::Refused(CommitRefusal::SaleMissing(order.sale_id)))?;
-            write_rejected(&transaction, order, guard, now, reason, None).await
+            let is_new = write_rejected(&transaction, order, guard, now, reason, None).await?;
+            let outcome = is_new.then_some(Commit::Rejected(reason));
+            self.announce(&transaction, orders, &[outcome], &sales, now).await?;
+            Ok(is_new)
         };
         match written.await {
             Ok(is_new) => {
@@ -285,6 +348,43 @@ struct NewRow<'a> {
     rejected: Option<RejectReason>,
 }
 
+impl NewRow<'_> {
+    const fn state(&self) -> OrderState {
+        match self.rejected {
+            Some(_) => OrderState::Rejected,
+            None => OrderState::AwaitingPayment,
+        }
+    }
+
+    fn pay_by_ms(&self, now: i64) -> Option<i64> {
+        self.rejected.is_none().then_some(now + self.guard.payment_window_ms)
+    }
+
+    /// The row as it is read back.
+    fn stored(&self, now: i64) -> Result<StoredOrder, SqlFault> {
+        let bad = || SqlFault::row("sales", self.order.sale_id.as_i64(), "price_currency");
+        Ok(StoredOrder {
+            order: Order {
+                id: self.order.id,
+                sale_id: self.order.sale_id,
+                user_id: self.order.user_id.clone(),
+                state: self.state(),
+                reason: self.rejected.map(|reason| reason.as_str().to_owned()),
+                price: Some(Price {
+                    amount: self.guard.price_amount,
+                    currency: self.guard.price_currency.parse().map_err(|_| bad())?,
+                }),
+                pay_by_ms: self.pay_by_ms(now),
+                committed_ms: Some(now),
+                settled_ms: None,
+            },
+            slot: self.order.slot,
+            generation: 1,
+            digest: self.order.digest.clone(),
+        })
+    }
+}
+
 /// Inserts what no constraint refuses, and returns the ids of the new rows.
 async fn insert_rows(
     transaction: &DatabaseTransaction,
@@ -309,11 +409,8 @@ async fn insert_rows(
         order::Column::PayByMs,
         order::Column::CommittedMs,
     ]);
-    for NewRow { order, guard, rejected } in rows {
-        let state = match rejected {
-            Some(_) => OrderState::Rejected,
-            None => OrderState::AwaitingPayment,
-        };
+    for row in rows {
+        let NewRow { order, guard, rejected } = row;
         statement.values_panic([
             order.id.as_i64().into(),
             order.sale_id.as_i64().into(),
@@ -321,11 +418,11 @@ async fn insert_rows(
             i32::from(order.slot).into(),
             order.epoch.into(),
             order.digest.as_ref().map(IdempotencyDigest::as_str).into(),
-            state.as_str().into(),
+            row.state().as_str().into(),
             rejected.map(RejectReason::as_str).into(),
             guard.price_amount.into(),
             guard.price_currency.as_str().into(),
-            rejected.is_none().then_some(now + guard.payment_window_ms).into(),
+            row.pay_by_ms(now).into(),
             now.into(),
         ]);
     }

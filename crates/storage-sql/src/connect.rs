@@ -29,6 +29,8 @@ pub struct DatabaseConfig {
 #[derive(Clone)]
 pub struct Database {
     pub(crate) connection: DatabaseConnection,
+    /// Whether changes of orders are written down for a shop that wants to know of them.
+    pub(crate) writes_events: bool,
 }
 
 impl Database {
@@ -65,11 +67,19 @@ impl Database {
                 ])
             });
         match sea_orm::Database::connect(options).await {
-            Ok(connection) => Ok(Self { connection }),
+            Ok(connection) => Ok(Self { connection, writes_events: false }),
             // The driver quotes what it cannot parse.
             Err(error) if error.to_string().contains(&config.url) => Err(SqlFault::Url),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// From now on every change of an order is also written down as an event, in the same
+    /// transaction, for whoever delivers them to the shop.
+    #[must_use]
+    pub fn with_events(mut self) -> Self {
+        self.writes_events = true;
+        self
     }
 
     /// Brings the schema up to date; does nothing when it is.

@@ -5,8 +5,8 @@
 //! second press; when it is lost, the second press is refused here.
 
 use flashsale_domain::{
-    IdempotencyDigest, Order, OrderId, OrderState, PER_BUYER_MAX, Price, Refusal, RejectReason,
-    SaleId, SaleState, UserId, WindowPhase,
+    IdempotencyDigest, Order, OrderId, OrderState, PER_BUYER_MAX, Refusal, RejectReason, SaleId,
+    SaleMode, SaleState, UserId, WindowPhase,
 };
 use sea_orm::sea_query::{Expr, ExprTrait as _, OnConflict, Query};
 use sea_orm::{
@@ -16,6 +16,7 @@ use sea_orm::{
 
 use crate::clock::now_ms;
 use crate::entities::{order, sale};
+use crate::events::insert_events;
 use crate::{Database, SqlFault, StoredOrder};
 
 /// What became of a direct order.
@@ -98,6 +99,10 @@ impl Database {
             return Err(refuse(Refusal::NotLoaded));
         };
         let sale = flashsale_domain::Sale::try_from(row)?;
+        if sale.mode != SaleMode::Direct {
+            // Its units are given out in Redis; one taken past it would be sold twice.
+            return Err(refuse(Refusal::NotLoaded));
+        }
 
         // One read for key, limit and slot, so that they are of one moment.
         let rows = order::Entity::find()
@@ -192,16 +197,24 @@ impl Database {
             let taken = order::Entity::find_by_id(id.as_i64()).one(transaction).await?.is_some();
             return Err(if taken { Abort::Answer(DirectAnswer::IdTaken) } else { Abort::Raced });
         }
-        Ok(Order {
-            id,
-            sale_id,
-            user_id: user.clone(),
-            state: OrderState::AwaitingPayment,
-            reason: None,
-            price: Some(Price { ..sale.price }),
-            pay_by_ms: Some(pay_by),
-            committed_ms: Some(now),
-        })
+        let stored = StoredOrder {
+            order: Order {
+                id,
+                sale_id,
+                user_id: user.clone(),
+                state: OrderState::AwaitingPayment,
+                reason: None,
+                price: Some(sale.price),
+                pay_by_ms: Some(pay_by),
+                committed_ms: Some(now),
+                settled_ms: None,
+            },
+            slot,
+            generation: 1,
+            digest: digest.cloned(),
+        };
+        insert_events(self, transaction, std::slice::from_ref(&stored), now).await?;
+        Ok(stored.order)
     }
 
     pub(crate) async fn read_now(

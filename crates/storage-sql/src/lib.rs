@@ -4,25 +4,33 @@
 //! CHECK and a partial unique index. Answers are domain values; what goes wrong is a [`SqlFault`].
 
 mod account;
+mod adjustments;
 mod audit_log;
 mod clock;
+mod closing;
 mod commit;
 mod connect;
 mod direct;
 mod entities;
 mod error;
+mod events;
 mod orders;
 mod outbox;
+mod payments;
 mod rebuild;
 mod sales;
 
 pub use account::{SaleTotals, SlotViolation};
+pub use adjustments::{Adjustment, AdjustmentAnswer};
 pub use audit_log::AuditEntry;
+pub use closing::{Cancellation, NextDue};
 pub use commit::{BatchFailure, Commit, CommitRefusal, CommittedBatch};
 pub use connect::{Database, DatabaseConfig};
 pub use direct::DirectAnswer;
 pub use error::SqlFault;
+pub use events::Event;
 pub use orders::{OrderFilter, StoredOrder};
-pub use outbox::Release;
+pub use outbox::{InTransit, Release};
+pub use payments::{PaymentAnswer, Reacquiring, StoredPayment, TakenUnit};
 pub use rebuild::{HeldOrder, NewEpoch};
 pub use sales::{ChangedSale, SaleChange};

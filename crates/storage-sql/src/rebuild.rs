@@ -8,6 +8,7 @@ use sea_orm::{
     ColumnTrait as _, ConnectionTrait as _, EntityTrait as _, QueryFilter as _, QueryOrder as _,
 };
 
+use crate::adjustments::absorb_growth;
 use crate::entities::{order, sale};
 use crate::{Database, SqlFault, StoredOrder};
 
@@ -60,6 +61,7 @@ impl Database {
             transaction.rollback().await?;
             return Ok(None);
         };
+        absorb_growth(&transaction, id).await?;
         // An order lost with Redis's memory leaves its key free again. Without `is_null`, a rejected
         // row that has no reason would be neither lost nor kept.
         let kept = order::Column::State

@@ -51,6 +51,7 @@ impl Database {
                 Column::PriceAmount,
                 Column::PriceCurrency,
                 Column::PaymentWindowS,
+                Column::LatePayment,
                 Column::CreatedMs,
                 Column::ChangedMs,
             ])
@@ -66,6 +67,7 @@ impl Database {
                 sale.price.amount.into(),
                 sale.price.currency.to_string().into(),
                 sale.payment_window_s.into(),
+                sale.late_payment.as_str().into(),
                 now.clone(),
                 now,
             ])

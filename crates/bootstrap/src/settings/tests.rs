@@ -167,6 +167,7 @@ fn wrong_values_are_refused_with_what_is_allowed() {
             &["admission.batch_max", "0 is out of range", "1 to 1000"],
         ),
         ("[http]\nworkers = -1", &[], &["http.workers", "-1 is out of range"]),
+        ("[http]\nbody_timeout = \"0s\"", &[], &["http.body_timeout", "out of range", "100ms"]),
         (
             "[catalogue]\nrefresh = \"2s\"",
             &[],

@@ -5,7 +5,7 @@ use flashsale_domain::{OrderId, Partition};
 use flashsale_operations::DeadFilter;
 use flashsale_storage_redis::{ReleaseRequest, Released};
 
-use crate::support::{Stand, on_both, only, press, refused, user_id};
+use crate::support::{Stand, neighbour, on_both, only, press, refused, user_id};
 
 const ALL: DeadFilter =
     DeadFilter { sale_id: None, reason: None, partition: None, entry: None, limit: 100 };
@@ -65,6 +65,78 @@ on_both!(a_letter_is_tried_again_under_its_own_id, async |stand: Stand| {
     stand.assert_clean(&sale).await;
     let log = stand.database.list_audit(10).await.expect("answered");
     assert_eq!(log.iter().filter(|line| line.action == "dead.requeue").count(), 4);
+});
+
+on_both!(a_letter_that_stays_says_why_it_was_refused_the_last_time, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    let first = stand.redis.list_dead_letters(only()).await.expect("a list").remove(0);
+    stand.allow_poison().await;
+    // Another cause than the first one: the database was set back behind the order's epoch.
+    stand.execute(&format!("UPDATE sales SET epoch = 0 WHERE id = {}", sale.id)).await;
+    let one = DeadFilter { entry: Some(dead[0].entry()), ..ALL };
+    for tries in 2..=3 {
+        let done = stand.operations.requeue_dead(&one, "tester", false).await.expect("tried");
+        assert!(!done[0].settled, "{done:?}");
+        let stayed = stand.operations.list_dead(&one).await.expect("a list").remove(0);
+        assert_eq!((stayed.reason.as_str(), stayed.code), ("epoch-ahead", None));
+        assert_eq!(stayed.detail, done[0].what);
+        assert_eq!(stayed.attempts, tries);
+        assert_eq!(stayed.consumers, [&first.consumers[0], "tester"], "each once");
+        assert_eq!(stayed.first_ms, first.first_ms);
+        assert!(stayed.last_ms >= first.last_ms);
+    }
+    // And the other way: refused data has a code again.
+    stand.execute(&format!("UPDATE sales SET epoch = {} WHERE id = {}", sale.epoch, sale.id)).await;
+    stand.refuse_poison().await;
+    stand.operations.requeue_dead(&one, "tester", false).await.expect("tried");
+    let stayed = stand.operations.list_dead(&one).await.expect("a list").remove(0);
+    assert_eq!((stayed.reason.as_str(), stayed.code), ("data-refused", first.code));
+});
+
+on_both!(a_letter_that_a_rebuild_does_not_hold_is_memory_lost, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    // Somebody else has the second one's slot by now, and no unit is left but one for the first.
+    let other = neighbour(dead[1], 1);
+    stand.allow_poison().await;
+    stand.insert_row(other, &sale, "poison-1", "awaiting_payment").await;
+    stand.execute(&format!("UPDATE sales SET stock_left = 17 WHERE id = {}", sale.id)).await;
+    let rebuilt = stand.operations.rebuild_partition(only()).await.expect("rebuilt");
+    assert_eq!((rebuilt.sales[0].stock, rebuilt.sales[0].held), (16, 4), "three rows, one letter");
+    // The row that was in the way goes: only the epoch keeps the letter from a unit now.
+    stand.execute(&format!("DELETE FROM orders WHERE id = {other}")).await;
+    stand.execute(&format!("UPDATE sales SET stock_left = 18 WHERE id = {}", sale.id)).await;
+    let done = stand.operations.requeue_dead(&ALL, "tester", false).await.expect("tried");
+    assert!(done.iter().all(|outcome| outcome.settled), "{done:?}");
+    let state = async |id: OrderId| {
+        let row = stand.database.find_order(id).await.expect("answered").expect("a row");
+        (row.order.state.is_open(), row.order.reason)
+    };
+    assert_eq!(state(dead[0]).await, (true, None));
+    assert_eq!(state(dead[1]).await, (false, Some("memory-lost".to_owned())));
+});
+
+on_both!(letters_beyond_the_stock_take_no_unit_after_a_rebuild, async |stand: Stand| {
+    let (sale, dead) = with_dead(&stand).await;
+    stand.allow_poison().await;
+    // The sale has shrunk to its two rows and one unit more.
+    let shrink = "UPDATE sales SET stock_total = 3, stock_left = 1 WHERE id = ";
+    stand.execute(&format!("{shrink}{}", sale.id)).await;
+    stand.operations.rebuild_partition(only()).await.expect("rebuilt");
+    let [stock, held, _] = stand.units(&sale).await;
+    assert_eq!((stock, held), (0, 3));
+    // Tried alone, the second one would be given the unit that is the first one's.
+    let second = DeadFilter { entry: Some(dead[1].entry()), ..ALL };
+    let done = stand.operations.requeue_dead(&second, "tester", false).await.expect("tried");
+    assert_eq!((done[0].settled, done[0].what.as_str()), (true, "is rejected: memory-lost"));
+    let done = stand.operations.requeue_dead(&ALL, "tester", false).await.expect("tried");
+    assert_eq!((done.len(), done[0].what.as_str()), (1, "is a row now"));
+    stand.assert_clean(&sale).await;
+});
+
+on_both!(without_a_filter_the_oldest_letters_are_listed, async |stand: Stand| {
+    let (_, dead) = with_dead(&stand).await;
+    let listed = stand.operations.list_dead(&DeadFilter::default()).await.expect("a list");
+    assert_eq!(listed.len(), dead.len());
 });
 
 on_both!(a_letter_outlives_a_rebuild_and_can_be_requeued_after_it, async |stand: Stand| {

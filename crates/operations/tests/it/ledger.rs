@@ -34,6 +34,26 @@ on_both!(a_ledger_balances_while_orders_are_queued_written_and_dead, async |stan
     stand.assert_clean(&sale).await;
 });
 
+on_both!(orders_on_a_stream_whose_group_is_gone_are_queued, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    stand.admit(&sale, "buyer", 3).await;
+    assert_eq!(stand.work().await.done, 3);
+    stand.admit(&sale, "later", 5).await;
+    stand.destroy_group().await;
+    let ledger = stand.ledger(&sale).await;
+    assert_eq!((ledger.queued, ledger.awaiting_payment), (5, 3));
+    assert!(ledger.is_balanced(), "{:?}", ledger.problems);
+    stand.assert_clean(&sale).await;
+
+    // Only what is on the stream excuses a unit.
+    assert_eq!(stand.work().await.done, 5);
+    stand.destroy_group().await;
+    stand.assert_clean(&sale).await;
+    stand.ask::<i64>(&["HINCRBY", &stand.keys.sale(only(), sale.id), "stock", "-1"]).await;
+    stand.ask::<i64>(&["HINCRBY", &stand.keys.sale(only(), sale.id), "held", "1"]).await;
+    stand.assert_found(&sale, "I7", "redis holds 9 units").await;
+});
+
 on_both!(a_dead_letter_that_holds_no_unit_is_no_imbalance, async |stand: Stand| {
     let sale = stand.publish(20).await;
     stand.refuse_poison().await;

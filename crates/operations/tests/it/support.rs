@@ -10,8 +10,10 @@ use flashsale_domain::{
 };
 use flashsale_operations::{Audit, Finding, Ledger, OperationError, Operations, Refused, connect};
 use flashsale_order_worker::{Processed, Processor};
-use flashsale_storage_redis::{GROUP, Keys, RawEntry, Redis};
-use flashsale_storage_sql::Database;
+use flashsale_storage_redis::{
+    GROUP, Keys, RawEntry, ReacquireRequest, Reacquired, Redis, ReleaseRequest, Released,
+};
+use flashsale_storage_sql::{Database, Reacquiring, Release, TakenUnit};
 use flashsale_test_support::{PostgresServer, RedisServer, TempDir, temp_dir, unique};
 use redis::FromRedisValue;
 use sea_orm::{ConnectOptions, ConnectionTrait as _, DatabaseConnection};
@@ -92,6 +94,7 @@ pub(crate) fn new_sale(stock: i64) -> NewSale {
         per_buyer: 1,
         price: Price { amount: 9_900, currency: "CNY".parse().expect("a currency") },
         payment_window_s: 900,
+        late_payment: flashsale_domain::LatePayment::Reacquire,
     }
 }
 
@@ -202,6 +205,70 @@ impl Stand {
         let processed = self.process(self.read(10_000).await).await;
         self.redis.trim_acked(only()).await.expect("trimmed");
         processed
+    }
+
+    /// These orders should have been paid for by now.
+    pub(crate) async fn make_overdue(&self, ids: &[OrderId]) {
+        for id in ids {
+            self.execute(&format!("UPDATE orders SET pay_by_ms = 1 WHERE id = {id}")).await;
+        }
+    }
+
+    /// Orders of the buyers `<prefix>-0` and on that were not paid in time; Redis has yet to hear of
+    /// it.
+    pub(crate) async fn expired(&self, sale: &Sale, prefix: &str, count: usize) -> Vec<OrderId> {
+        let ids = self.admit(sale, prefix, count).await;
+        self.work().await;
+        self.make_overdue(&ids).await;
+        let expired = self.operations.expire_orders(10_000).await.expect("expired");
+        assert_eq!(usize::try_from(expired), Ok(count));
+        ids
+    }
+
+    /// Asks Redis to carry a release out, and leaves it in the outbox.
+    pub(crate) async fn carry_out(&self, release: &Release) -> Released {
+        let request = ReleaseRequest {
+            partition: release.partition,
+            sale_id: release.sale_id,
+            user_id: &release.user_id,
+            entry: release.order_id.entry(),
+            generation: release.generation,
+            returns_unit: release.returns_unit,
+            instead: None,
+        };
+        self.redis.release(&request).await.expect("answered")
+    }
+
+    /// Does what a worker does with the outbox: carries every release out, and keeps those that Redis
+    /// was not ready for.
+    pub(crate) async fn relay(&self) -> Vec<Released> {
+        let mut outcomes = Vec::new();
+        for release in self.database.list_releases(0, 10_000).await.expect("answered") {
+            let outcome = self.carry_out(&release).await;
+            if outcome != Released::NotLoaded {
+                self.database.delete_releases(&[release.id]).await.expect("deleted");
+            }
+            outcomes.push(outcome);
+        }
+        outcomes
+    }
+
+    /// Takes a unit in Redis for a late payment; the database does not hear of it.
+    pub(crate) async fn reacquire(&self, reacquiring: &Reacquiring) -> TakenUnit {
+        let stored = &reacquiring.stored;
+        let request = ReacquireRequest {
+            partition: only(),
+            sale_id: stored.order.sale_id,
+            user_id: &stored.order.user_id,
+            entry: stored.order.id.entry(),
+            slot: stored.slot,
+            generation: reacquiring.generation,
+            digest: stored.digest.as_ref(),
+        };
+        match self.redis.reacquire(&request).await.expect("answered") {
+            Reacquired::Taken { epoch } => TakenUnit { epoch },
+            other => panic!("not taken: {other:?}"),
+        }
     }
 
     /// An order of a buyer becomes one that the database refuses, and so a dead letter.

@@ -25,6 +25,24 @@ async fn entries_are_kept_by_their_owner_and_lost_ones_are_named() {
 }
 
 #[tokio::test]
+async fn a_deleted_entry_that_is_held_stays_pending_until_its_loss_is_named() {
+    let deployment = Deployment::selling(&sale(10)).await;
+    let (redis, partition) = (&deployment.redis, deployment.partition);
+    deployment.append_many(2).await;
+    let held = ids(&deployment.read("mine", 2).await);
+    let (key, gone) = (deployment.orders_key(), held[0].to_string());
+    assert_eq!(deployment.ask::<i64>(&["XDEL", &key, &gone]).await, 1);
+    // Its holder has the bytes in memory, and may still write the row: one beat, and another.
+    for _ in 0..2 {
+        assert_eq!(redis.keep_entries(partition, "mine", &held).await.unwrap(), []);
+    }
+    let claimed = redis.claim(partition, "peer", HOUR, None, 10).await.unwrap();
+    assert_eq!(claimed.deleted, held[..1]);
+    // Now it is nobody's.
+    assert_eq!(redis.keep_entries(partition, "mine", &held).await.unwrap(), held[..1]);
+}
+
+#[tokio::test]
 async fn what_is_handed_back_is_claimed_at_once() {
     let deployment = Deployment::selling(&sale(10)).await;
     let (redis, partition) = (&deployment.redis, deployment.partition);
@@ -103,6 +121,18 @@ async fn without_a_stream_there_is_nobody_to_remove() {
     assert_eq!(redis.oldest_unapplied_age(partition).await.unwrap(), None);
     let streams: i64 = deployment.ask(&["EXISTS", &deployment.orders_key()]).await;
     assert_eq!(streams, 0, "asking creates nothing");
+}
+
+#[tokio::test]
+async fn without_a_group_there_is_nobody_to_remove_and_every_entry_waits() {
+    let deployment = Deployment::empty().await;
+    let (redis, partition) = (&deployment.redis, deployment.partition);
+    let key = deployment.orders_key();
+    deployment.ask::<String>(&["XADD", &key, "1764470400000-0", "n", "1"]).await;
+    assert_eq!(redis.prune_consumers(partition, Duration::ZERO).await.unwrap(), 0);
+    assert!(redis.oldest_unapplied_age(partition).await.unwrap() > Some(1));
+    assert_eq!(redis.trim_acked(partition).await.unwrap(), 0);
+    assert!(!redis.has_group(partition).await.unwrap(), "asking creates nothing");
 }
 
 #[tokio::test]

@@ -313,12 +313,14 @@ async fn the_backlog_counts_what_is_undelivered_and_what_is_held() {
     let backlog = async || deployment.redis.backlog(partition).await.unwrap();
     assert_eq!(backlog().await, None, "no stream");
     deployment.append_many(5).await;
-    assert_eq!(backlog().await, None, "no group");
+    let numbers = |undelivered, pending| Some(Backlog { undelivered: Some(undelivered), pending });
+    assert_eq!(backlog().await, numbers(5, 0), "no group");
     let other = ["XGROUP", "CREATE", &deployment.orders_key(), "others", "$"];
     deployment.ask::<()>(&other).await;
-    assert_eq!(backlog().await, None, "another group");
+    assert_eq!(backlog().await, numbers(5, 0), "another group");
+    assert!(!deployment.redis.has_group(partition).await.unwrap());
     deployment.redis.ensure_group(partition).await.unwrap();
-    let numbers = |undelivered, pending| Some(Backlog { undelivered: Some(undelivered), pending });
+    assert!(deployment.redis.has_group(partition).await.unwrap());
     assert_eq!(backlog().await, numbers(5, 0));
     let entries = deployment.read("worker", 3).await;
     assert_eq!(backlog().await, numbers(2, 3));
@@ -346,6 +348,27 @@ async fn the_backlog_of_admitted_orders_is_exact_after_the_last_id_was_raised() 
     assert_eq!(total().await, Some(4));
     deployment.redis.ack(partition, &ids(&entries)).await.unwrap();
     assert_eq!(total().await, Some(1));
+}
+
+#[tokio::test]
+async fn what_was_trimmed_before_anybody_read_it_is_no_backlog() {
+    let deployment = with_group().await;
+    let appended = deployment.append_many(5).await;
+    deployment.read("worker", 1).await;
+    let first_kept = appended[3].to_string();
+    let trim = ["XTRIM", &deployment.orders_key(), "MINID", "=", &first_kept];
+    assert_eq!(deployment.ask::<i64>(&trim).await, 3);
+    let held = ids(&deployment.read("worker", 10).await);
+    assert_eq!(held, appended[3..]);
+    // Redis's own lag would stay at 2 for good.
+    let backlog = deployment.redis.backlog(deployment.partition).await.unwrap().unwrap();
+    assert_eq!(backlog, Backlog { undelivered: Some(0), pending: 3 });
+    deployment.redis.ack(deployment.partition, &[&appended[..1], &held].concat()).await.unwrap();
+    let backlog = deployment.redis.backlog(deployment.partition).await.unwrap().unwrap();
+    assert_eq!(backlog.total(), Some(0));
+    deployment.append_many(1).await;
+    let backlog = deployment.redis.backlog(deployment.partition).await.unwrap().unwrap();
+    assert!(backlog.undelivered > Some(0), "what comes later is one: {backlog:?}");
 }
 
 #[tokio::test]

@@ -90,6 +90,7 @@ pub(crate) fn sale(stock: i64) -> Sale {
         per_buyer: 1,
         price: Price { amount: 9900, currency: "CNY".parse().expect("a currency") },
         payment_window_s: 900,
+        late_payment: flashsale_domain::LatePayment::Reacquire,
         partition: None,
         epoch: 7,
     }
@@ -223,6 +224,10 @@ impl Deployment {
 
     pub(crate) fn direct_ids_key(&self) -> String {
         self.keys.direct_ids()
+    }
+
+    pub(crate) fn changes_channel(&self) -> String {
+        self.keys.changes()
     }
 
     pub(crate) fn lock_key(&self, buyer: &str) -> String {

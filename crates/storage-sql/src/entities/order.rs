@@ -22,6 +22,7 @@ pub struct Model {
     pub price_currency: String,
     pub pay_by_ms: Option<i64>,
     pub committed_ms: i64,
+    pub settled_ms: Option<i64>,
 }
 
 #[derive(Copy, Clone, Debug, EnumIter, DeriveRelation)]
@@ -46,6 +47,7 @@ impl TryFrom<Model> for StoredOrder {
             }),
             pay_by_ms: row.pay_by_ms,
             committed_ms: Some(row.committed_ms),
+            settled_ms: row.settled_ms,
         };
         Ok(Self {
             order,

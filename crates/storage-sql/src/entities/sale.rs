@@ -21,6 +21,7 @@ pub struct Model {
     pub price_amount: i64,
     pub price_currency: String,
     pub payment_window_s: i64,
+    pub late_payment: String,
     pub partition: Option<i32>,
     pub epoch: i64,
     pub created_ms: i64,
@@ -50,6 +51,7 @@ impl TryFrom<Model> for Sale {
                 currency: row.price_currency.parse().map_err(|_| bad("price_currency"))?,
             },
             payment_window_s: row.payment_window_s,
+            late_payment: row.late_payment.parse().map_err(|_| bad("late_payment"))?,
             partition: match row.partition {
                 None => None,
                 Some(number) => Some(

@@ -70,6 +70,7 @@ on_both!(a_placed_order_is_the_row_that_can_be_found, async |database: TestDatab
         price: Some(sale.price),
         pay_by_ms: Some(committed_ms + sale.payment_window_s * 1000),
         committed_ms: Some(committed_ms),
+        settled_ms: None,
     };
     assert_eq!(order, expected);
     let row = database.find_order(order.id).await.unwrap().unwrap();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flashsale_domain::{NewOrder, SaleMode, SaleState};
+use flashsale_domain::{NewOrder, NewSale, SaleMode, SaleState};
 use flashsale_storage_sql::{
     BatchFailure, Commit, CommittedBatch, Database, DirectAnswer, SqlFault,
 };
@@ -14,12 +14,9 @@ use sea_orm::{
 };
 
 use crate::support::{
-    PATIENT, TestDatabase, connect, digest_of, new_sale, on_both, order_id, order_of, orders_of,
-    user_id,
+    PATIENT, SOON, TestDatabase, connect, digest_of, new_sale, on_both, order_id, order_of,
+    orders_of, user_id,
 };
-
-/// How long the tests wait for what must happen.
-const SOON: Duration = Duration::from_secs(20);
 
 /// A patience that a test can afford to lose; a lock is waited for half as long.
 const SHORT: Duration = Duration::from_millis(600);
@@ -66,7 +63,7 @@ on_both!(
 );
 
 on_both!(a_direct_order_that_the_database_refuses_takes_nothing, async |database: TestDatabase| {
-    let sale = database.published(&new_sale(10)).await;
+    let sale = database.published(&NewSale { mode: SaleMode::Direct, ..new_sale(10) }).await;
     database.refuse_poison().await;
     let place = async |id, user| {
         database.place_direct_order(order_id(id), sale.id, &user_id(user), None, 20).await
@@ -237,7 +234,7 @@ async fn postgres_ends_what_takes_too_long_by_settings_that_are_in_force() {
 async fn a_row_locked_elsewhere_is_infrastructure() {
     let database = TestDatabase::postgres().await;
     let impatient = database.connect(SHORT).await;
-    let sale = database.published(&new_sale(10)).await;
+    let sale = database.published(&NewSale { mode: SaleMode::Direct, ..new_sale(10) }).await;
     let batch = orders_of(&sale, 1..=3);
     let holder = database.raw.begin().await.unwrap();
     holder.execute_unprepared("SELECT 1 FROM sales FOR UPDATE").await.unwrap();

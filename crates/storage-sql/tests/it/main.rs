@@ -4,10 +4,16 @@
 mod support;
 
 mod account;
+mod adjustments;
+mod closing;
+mod closing_races;
 mod commit;
 mod direct;
+mod events;
 mod faults;
+mod late_payments;
 mod migrations;
 mod orders;
+mod payments;
 mod rebuild;
 mod sales;

@@ -1,6 +1,6 @@
 //! The schema: every migration goes down and up again, and what the database refuses by itself.
 
-use flashsale_domain::OrderState;
+use flashsale_domain::{OrderState, PaymentOutcome};
 use flashsale_migrations::Migrator;
 use sea_orm_migration::MigratorTrait as _;
 
@@ -67,13 +67,19 @@ on_both!(a_migration_that_fails_half_way_can_be_run_again, async |database: Test
     let full = schema(&database).await;
     database.unmigrate().await.unwrap();
     // A relation in the place of each migration's last index makes its last statement fail.
-    for obstacle in ["sales_by_change", "orders_by_user"] {
+    for obstacle in [
+        "sales_by_change",
+        "orders_by_user",
+        "orders_due",
+        "payments_open",
+        "adjustments_one_pending",
+        "events_due",
+    ] {
         database.execute(&format!("CREATE TABLE {obstacle} (id BIGINT)")).await;
         database.migrate().await.unwrap_err();
         database.execute(&format!("DROP TABLE {obstacle}")).await;
-        if obstacle == "sales_by_change" {
-            Migrator::up(&database.raw, Some(1)).await.unwrap();
-        }
+        // On from the one that failed, so that the next obstacle's is the next to fail.
+        Migrator::up(&database.raw, Some(1)).await.unwrap();
     }
     database.migrate().await.unwrap();
     assert_eq!(schema(&database).await, full);
@@ -107,6 +113,8 @@ on_both!(a_sale_that_breaks_a_rule_is_refused_by_the_rules_name, async |database
         ("state = ''", "sales_state_known"),
         ("mode = 'both'", "sales_mode_known"),
         ("per_buyer = 0", "sales_per_buyer_positive"),
+        ("late_payment = 'keep'", "sales_late_payment_known"),
+        ("late_payment = ''", "sales_late_payment_known"),
     ];
     for (set, name) in cases {
         let refused = database.try_execute(&update(set)).await.unwrap_err().to_string();
@@ -124,6 +132,7 @@ on_both!(a_sale_that_breaks_a_rule_is_refused_by_the_rules_name, async |database
         "price_amount",
         "price_currency",
         "payment_window_s",
+        "late_payment",
         "epoch",
         "created_ms",
         "changed_ms",
@@ -209,4 +218,89 @@ on_both!(another_slot_buyer_or_sale_is_not_in_the_way, async |database: TestData
     database.try_execute("UPDATE orders SET state = 'paid' WHERE id = 5").await.unwrap_err();
     database.execute("UPDATE orders SET state = 'expired' WHERE id = 1").await;
     assert_eq!(database.execute("UPDATE orders SET state = 'paid' WHERE id = 5").await, 1);
+});
+
+on_both!(a_sale_of_before_late_payments_takes_a_unit_again, async |database: TestDatabase| {
+    let sale = database.insert_sale(&new_sale(5)).await.unwrap();
+    let migrations = Migrator::migrations().len();
+    let since = u32::try_from(migrations - 4).unwrap();
+    Migrator::down(&database.raw, Some(since)).await.unwrap();
+    database.migrate().await.unwrap();
+    assert_eq!(database.find_sale(sale.id).await.unwrap(), Some(sale));
+});
+
+on_both!(
+    a_payment_in_an_unknown_outcome_or_of_a_known_message_is_refused,
+    async |database: TestDatabase| {
+        let insert = |webhook: &str, outcome: &str| {
+            format!(
+                "INSERT INTO payments (webhook_id, order_id, amount, currency, outcome, received_ms) \
+             VALUES ('{webhook}', 1, 9900, 'CNY', '{outcome}', 1)"
+            )
+        };
+        for outcome in ["", "Paid", "lost"] {
+            let refused =
+                database.try_execute(&insert("m", outcome)).await.unwrap_err().to_string();
+            assert!(refused.contains("payments_outcome_known"), "{outcome}: {refused}");
+        }
+        for outcome in PaymentOutcome::ALL {
+            assert_eq!(database.execute(&insert(outcome.as_str(), outcome.as_str())).await, 1);
+        }
+        let refused = database.try_execute(&insert("paid", "paid")).await.unwrap_err().to_string();
+        let name =
+            if database.is_postgres() { "payments_one_per_webhook" } else { "payments.webhook_id" };
+        assert!(refused.contains(name), "{refused}");
+    }
+);
+
+on_both!(
+    an_adjustment_that_breaks_a_rule_is_refused_by_the_rules_name,
+    async |database: TestDatabase| {
+        let insert = |sale: i64, delta: i64, state: &str| {
+            format!(
+                "INSERT INTO adjustments (sale_id, delta, reason, actor, state, created_ms) \
+             VALUES ({sale}, {delta}, 'r', 'a', '{state}', 1)"
+            )
+        };
+        for (delta, state, name) in [
+            (0, "pending", "adjustments_delta_not_zero"),
+            (1, "begun", "adjustments_state_known"),
+            (1, "", "adjustments_state_known"),
+        ] {
+            let refused =
+                database.try_execute(&insert(1, delta, state)).await.unwrap_err().to_string();
+            assert!(refused.contains(name), "{delta} {state}: {refused}");
+        }
+        for (sale, state) in
+            [(1, "done"), (1, "refused"), (1, "pending"), (2, "pending"), (1, "done")]
+        {
+            assert_eq!(database.execute(&insert(sale, -1, state)).await, 1, "{sale} {state}");
+        }
+        let refused = database.try_execute(&insert(1, 1, "pending")).await.unwrap_err().to_string();
+        let name =
+            if database.is_postgres() { "adjustments_one_pending" } else { "adjustments.sale_id" };
+        assert!(refused.contains(name), "{refused}");
+    }
+);
+
+on_both!(what_the_sweeps_look_for_has_an_index, async |database: TestDatabase| {
+    let sql = if database.is_postgres() {
+        "SELECT indexname::text FROM pg_indexes WHERE schemaname = 'public'"
+    } else {
+        "SELECT name FROM sqlite_schema WHERE type = 'index'"
+    };
+    let indexes: Vec<String> = database.column(sql).await;
+    for name in [
+        "orders_one_open_per_slot",
+        "orders_by_user",
+        "orders_due",
+        "outbox_one_release_per_generation",
+        "payments_one_per_webhook",
+        "payments_by_order",
+        "payments_open",
+        "adjustments_one_pending",
+        "events_due",
+    ] {
+        assert!(indexes.iter().any(|index| index == name), "{name} is not in {indexes:?}");
+    }
 });

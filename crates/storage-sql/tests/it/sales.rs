@@ -23,6 +23,7 @@ on_both!(
             per_buyer: 20,
             price: Price { amount: 1_000_000_000_000, currency: "JPY".parse().unwrap() },
             payment_window_s: 30 * 24 * 3600,
+            late_payment: flashsale_domain::LatePayment::Refund,
         };
         let sale = database.insert_sale(&new).await.unwrap();
         let expected = Sale {
@@ -36,6 +37,7 @@ on_both!(
             per_buyer: new.per_buyer,
             price: new.price,
             payment_window_s: new.payment_window_s,
+            late_payment: new.late_payment,
             partition: None,
             epoch: 1,
         };
@@ -151,7 +153,7 @@ on_both!(a_change_is_listed_since_its_moment_and_drafts_are_not, async |database
 });
 
 on_both!(selling_is_not_a_change_of_the_sale, async |database: TestDatabase| {
-    let sale = database.published(&new_sale(10)).await;
+    let sale = database.published(&NewSale { mode: SaleMode::Direct, ..new_sale(10) }).await;
     database.execute("UPDATE sales SET changed_ms = 1").await;
     database.commit_orders(&orders_of(&sale, 1..=4)).await.unwrap();
     let order = flashsale_domain::OrderId::from_i64(5).unwrap();

@@ -7,10 +7,10 @@ use std::ops::{Deref, RangeInclusive};
 use std::time::Duration;
 
 use flashsale_domain::{
-    IdempotencyDigest, IdempotencyKey, NewOrder, NewSale, Order, OrderId, OrderState, Price, Sale,
-    SaleMode, SaleState, UserId, Window,
+    DIRECT_PARTITION, IdempotencyDigest, IdempotencyKey, NewOrder, NewSale, Order, OrderId,
+    OrderState, Price, Sale, SaleMode, SaleState, UserId, Window,
 };
-use flashsale_storage_sql::{Database, DatabaseConfig, SaleChange, StoredOrder};
+use flashsale_storage_sql::{Commit, Database, DatabaseConfig, Release, SaleChange, StoredOrder};
 use flashsale_test_support::{PostgresServer, TempDir, temp_dir};
 use sea_orm::{
     ConnectOptions, ConnectionTrait as _, DatabaseConnection, DbBackend, DbErr, QueryResult,
@@ -19,6 +19,9 @@ use sea_orm::{
 
 /// Long enough that only a test which shortens it ever meets it.
 pub(crate) const PATIENT: Duration = Duration::from_secs(40);
+
+/// How long the tests wait for what must happen.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// 2024-01-02 and 2090-01-01: a window that is open while anybody runs these tests.
 pub(crate) const OPENS_MS: i64 = 1_704_153_600_000;
@@ -197,6 +200,57 @@ impl TestDatabase {
         assert_eq!(inserted, Ok(1));
     }
 
+    /// The sale's order `id`, committed and waiting for payment, of the buyer `user-<id>`.
+    pub(crate) async fn ordered(&self, sale: &Sale, id: i64) -> StoredOrder {
+        let batch = self.commit_orders(&[order_of(sale, id)]).await.expect("it can be written");
+        assert_eq!(batch.outcomes, [Commit::Inserted]);
+        self.stored(id).await
+    }
+
+    pub(crate) async fn stored(&self, id: i64) -> StoredOrder {
+        self.find_order(order_id(id)).await.expect("answered").expect("the order is a row")
+    }
+
+    pub(crate) async fn state(&self, id: i64) -> OrderState {
+        self.stored(id).await.order.state
+    }
+
+    /// Moves the moment by which an order must be paid to `from_now_ms` from now, by the database's
+    /// clock.
+    pub(crate) async fn set_pay_by(&self, id: i64, from_now_ms: i64) {
+        let now = if self.is_postgres() {
+            "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+        } else {
+            "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
+        };
+        let set = format!("UPDATE orders SET pay_by_ms = {now} + {from_now_ms} WHERE id = {id}");
+        assert_eq!(self.execute(&set).await, 1);
+    }
+
+    /// An order that was not paid in time, and whose unit is back on sale.
+    pub(crate) async fn expired(&self, sale: &Sale, id: i64) -> StoredOrder {
+        self.ordered(sale, id).await;
+        self.set_pay_by(id, -1_000).await;
+        let expired = self.expire_orders(1_000).await.expect("they can be expired");
+        expired.into_iter().find(|stored| stored.order.id == order_id(id)).expect("it is overdue")
+    }
+
+    /// What Redis is owed: order, generation and cause, oldest first.
+    pub(crate) async fn owed(&self) -> Vec<(i64, u32, String)> {
+        let releases = self.list_releases(0, 100_000).await.expect("answered");
+        let short = |release: Release| {
+            assert!(release.returns_unit && release.instead.is_none(), "{release:?}");
+            (release.order_id.as_i64(), release.generation, release.cause)
+        };
+        releases.into_iter().map(short).collect()
+    }
+
+    /// Requires that every unit is either left or held by an open order.
+    pub(crate) async fn assert_conserved(&self, sale: &Sale) {
+        let totals = self.sale_totals(sale.id).await.expect("answered").expect("the sale is there");
+        assert_eq!(totals.stock_total, totals.stock_left + totals.open(), "{totals:?}");
+    }
+
     /// Makes the database refuse every order of the buyer `poison`, as it would refuse data that it
     /// cannot store.
     pub(crate) async fn refuse_poison(&self) {
@@ -231,6 +285,7 @@ pub(crate) fn new_sale(stock: i64) -> NewSale {
         per_buyer: 1,
         price: Price { amount: 9_900, currency: "CNY".parse().expect("a currency") },
         payment_window_s: 900,
+        late_payment: flashsale_domain::LatePayment::Reacquire,
     }
 }
 
@@ -275,11 +330,17 @@ pub(crate) fn written(order: &NewOrder, sale: &Sale, committed_ms: i64) -> Store
             price: Some(sale.price),
             pay_by_ms: Some(committed_ms + sale.payment_window_s * 1000),
             committed_ms: Some(committed_ms),
+            settled_ms: None,
         },
         slot: order.slot,
         generation: 1,
         digest: order.digest.clone(),
     }
+}
+
+/// An id as orders of direct sales have it: of the partition that is none of Redis's.
+pub(crate) fn direct_id(n: i64) -> i64 {
+    (1 << 22) | (i64::from(DIRECT_PARTITION.number()) << 12) | n
 }
 
 /// Whether a row may be in this state: queued and dead orders are not rows.

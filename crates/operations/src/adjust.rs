@@ -1,0 +1,99 @@
+//! Adjustments: an operator changes a sale's stock while it runs.
+
+use flashsale_domain::{STOCK_MAX, Sale, SaleId};
+use flashsale_storage_redis::Adjusted;
+use flashsale_storage_sql::{Adjustment, AdjustmentAnswer};
+
+use crate::{OperationError, Operations, Refused};
+
+/// The longest reason, in characters.
+const REASON_CHARS_MAX: usize = 200;
+
+impl Operations {
+    /// Changes a sale's stock by `delta` units, for a reason. Units that buyers hold are not to be
+    /// had: a change below them is refused.
+    ///
+    /// # Errors
+    /// When it is refused, or a store fails; begun and not finished, the worker finishes it.
+    pub async fn adjust_stock(
+        &self,
+        actor: &str,
+        id: SaleId,
+        delta: i64,
+        reason: &str,
+    ) -> Result<Sale, OperationError> {
+        let reason = reason.trim();
+        let readable = !reason.is_empty()
+            && reason.chars().count() <= REASON_CHARS_MAX
+            && !reason.chars().any(char::is_control);
+        if delta == 0 || delta.abs() > STOCK_MAX || !readable {
+            return Err(Refused::Adjustment.into());
+        }
+        let begun = self.database.begin_adjustment(id, delta, STOCK_MAX, reason, actor).await?;
+        match begun {
+            AdjustmentAnswer::Done => {}
+            AdjustmentAnswer::Pending(adjustment) => match self.carry_out(&adjustment).await? {
+                CarriedOut::Done => {}
+                CarriedOut::Refused => {
+                    let left = self.available(&adjustment).await?;
+                    return Err(Refused::TooFewLeft { sale: id, left }.into());
+                }
+                CarriedOut::Waits => return Err(Refused::AdjustmentWaits(id).into()),
+            },
+            AdjustmentAnswer::SaleNotFound => return Err(Refused::SaleNotFound(id).into()),
+            AdjustmentAnswer::Closed => return Err(Refused::Closed(id).into()),
+            AdjustmentAnswer::TooFew { left } => {
+                return Err(Refused::TooFewLeft { sale: id, left }.into());
+            }
+            AdjustmentAnswer::TooMany => return Err(Refused::Adjustment.into()),
+            AdjustmentAnswer::Busy => return Err(Refused::AdjustmentWaits(id).into()),
+        }
+        let detail = format!("{delta:+} units: {reason}");
+        self.database.insert_audit(actor, "sale.stock", &id.to_string(), &detail).await?;
+        self.get_sale(id).await
+    }
+
+    /// Finishes adjustments that were begun, oldest first, at most `limit`. What cannot be finished
+    /// yet stays, and keeps no other from its turn.
+    ///
+    /// # Errors
+    /// When a store fails, be it for one sale only.
+    pub async fn finish_adjustments(&self, limit: u64) -> Result<(), OperationError> {
+        let mut failed = Ok(());
+        for adjustment in self.database.list_pending_adjustments(limit).await? {
+            match self.carry_out(&adjustment).await {
+                Err(error) if error.is_of_one() => failed = Err(error),
+                carried_out => {
+                    carried_out?;
+                }
+            }
+        }
+        failed
+    }
+
+    async fn carry_out(&self, adjustment: &Adjustment) -> Result<CarriedOut, OperationError> {
+        let Adjustment { id, sale_id, partition, epoch, delta } = *adjustment;
+        let adjusted = self.redis.adjust_stock(partition, sale_id, id, delta, epoch).await?;
+        let carried_out = match adjusted {
+            Adjusted::NotLoaded => return Ok(CarriedOut::Waits),
+            Adjusted::Done => true,
+            Adjusted::Refused => false,
+        };
+        Ok(match (self.database.finish_adjustment(adjustment, carried_out).await?, carried_out) {
+            (true, true) => CarriedOut::Done,
+            (true, false) => CarriedOut::Refused,
+            (false, _) => CarriedOut::Waits,
+        })
+    }
+
+    async fn available(&self, adjustment: &Adjustment) -> Result<i64, OperationError> {
+        let account = self.redis.read_sale(adjustment.partition, adjustment.sale_id).await?;
+        Ok(account.sale.map_or(0, |sale| sale.stock))
+    }
+}
+
+enum CarriedOut {
+    Done,
+    Refused,
+    Waits,
+}

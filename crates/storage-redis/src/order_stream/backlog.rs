@@ -1,0 +1,97 @@
+//! What waits on the stream, how long it has waited, and clearing away what no longer does.
+
+use flashsale_domain::Partition;
+use redis::{FromRedisValue, RedisError, Value};
+
+use super::GROUP;
+use super::group::FoundGroup;
+use crate::scripts::{OLDEST_UNAPPLIED, TRIM_ACKED};
+use crate::{Redis, RedisFault};
+
+/// How much of a stream is not yet committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backlog {
+    /// Entries that no worker has had yet; `None` when Redis does not know.
+    pub undelivered: Option<u64>,
+    /// Entries that a worker holds.
+    pub pending: u64,
+}
+
+impl Backlog {
+    /// Undelivered and pending; `None` when one is not known.
+    pub fn total(self) -> Option<u64> {
+        self.undelivered.map(|undelivered| undelivered + self.pending)
+    }
+}
+
+impl Redis {
+    /// How much is not yet committed; `None` when there is no stream. Where the group is gone nobody
+    /// can say what is committed, and all that is on the stream counts as undelivered.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn backlog(&self, partition: Partition) -> Result<Option<Backlog>, RedisFault> {
+        let key = self.keys.orders(partition);
+        let mut connection = self.connection().await?;
+        let group = match self.find_group(partition).await? {
+            FoundGroup::NoStream => return Ok(None),
+            FoundGroup::NoGroup => {
+                let length: u64 = redis::cmd("XLEN").arg(key).query_async(&mut connection).await?;
+                return Ok(Some(Backlog { undelivered: Some(length), pending: 0 }));
+            }
+            FoundGroup::Group(group) => group,
+        };
+        let number = |value: Option<&Value>| match value {
+            Some(Value::Int(number)) => u64::try_from(*number).ok(),
+            _ => None,
+        };
+        let mut undelivered = number(group.get("lag"));
+        if undelivered != Some(0) {
+            // Redis gives no lag where ids were skipped (XSETID) or entries deleted, and one that stays
+            // too high for good where undelivered entries were trimmed. Whether there is anything at
+            // all can still be seen.
+            let last: String = FromRedisValue::from_redis_value(
+                group.get("last-delivered-id").cloned().unwrap_or(Value::Nil),
+            )
+            .map_err(RedisError::from)?;
+            let next: Vec<Value> = redis::cmd("XRANGE")
+                .arg(key)
+                .arg(format!("({last}"))
+                .arg("+")
+                .arg("COUNT")
+                .arg(1)
+                .query_async(&mut connection)
+                .await?;
+            if next.is_empty() {
+                undelivered = Some(0);
+            }
+        }
+        Ok(Some(Backlog { undelivered, pending: number(group.get("pending")).unwrap_or(0) }))
+    }
+
+    /// How long, by Redis's clock, the oldest entry has waited that is pending or undelivered:
+    /// milliseconds, never below 0. `None` when nothing waits, or there is no stream.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn oldest_unapplied_age(
+        &self,
+        partition: Partition,
+    ) -> Result<Option<u64>, RedisFault> {
+        let reply: i64 = OLDEST_UNAPPLIED
+            .key(self.keys.orders(partition))
+            .arg(GROUP)
+            .invoke_async(&mut self.connection().await?)
+            .await?;
+        Ok(u64::try_from(reply).ok())
+    }
+
+    /// Removes the entries that every group has acknowledged; returns how many.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn trim_acked(&self, partition: Partition) -> Result<u64, RedisFault> {
+        let mut connection = self.connection().await?;
+        Ok(TRIM_ACKED.key(self.keys.orders(partition)).invoke_async(&mut connection).await?)
+    }
+}
