@@ -8,22 +8,26 @@ use flashsale_bootstrap::settings::{Settings, WorkerSettings};
 use flashsale_bootstrap::telemetry::PrometheusHandle;
 use flashsale_bootstrap::{AdminServer, Readiness, Shutdown};
 use flashsale_domain::Partition;
-use flashsale_operations::connect;
+use flashsale_operations::{Operations, connect};
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
 use rand::RngExt as _;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
+use crate::announce::Announcer;
+use crate::expire::Expiry;
 use crate::hands::{Hands, Heartbeat};
 use crate::housekeeping::{CHECKS, Housekeeping, Progress};
 use crate::process::Processor;
+use crate::quiet::Quiet;
 use crate::reader::{LastPoll, Reader};
 use crate::reclaim::Reclaimer;
 use crate::recovery::Recovery;
 use crate::relay::Relay;
+use crate::shop::Shop;
 
 /// How long closing the connections may take; nothing is in flight on them by then.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
@@ -36,6 +40,7 @@ pub struct OrderWorker {
     consumer: String,
     readiness: Readiness,
     admin: AdminServer,
+    announcer: Option<Announcer>,
 }
 
 impl OrderWorker {
@@ -52,8 +57,12 @@ impl OrderWorker {
             readiness.register(check);
         }
         let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, |_| ())?;
-        let settings = settings.worker.clone();
-        Ok(Self { redis, database, settings, consumer: consumer_name(), readiness, admin })
+        let shop = Shop::of(&settings.webhooks)?;
+        let (webhooks, settings) = (settings.webhooks.clone(), settings.worker.clone());
+        let announcer =
+            shop.map(|shop| Announcer::new(database.clone(), shop, webhooks, settings.clone()));
+        let consumer = consumer_name();
+        Ok(Self { redis, database, settings, consumer, readiness, admin, announcer })
     }
 
     /// Where the admin port listens.
@@ -87,9 +96,11 @@ impl OrderWorker {
             };
             pipelines.spawn(pipeline.run(last_poll, shutdown.clone(), give_up.clone()));
         }
+        let operations = Operations::new(self.redis.clone(), self.database.clone());
         let relay = Relay {
             redis: self.redis.clone(),
             database: self.database.clone(),
+            operations: operations.clone(),
             settings: self.settings.clone(),
         };
         let recovery = Recovery {
@@ -97,28 +108,45 @@ impl OrderWorker {
             database: self.database.clone(),
             settings: self.settings.clone(),
         };
+        let expiry = Expiry { operations, settings: self.settings.clone() };
         let relay = tokio::spawn(relay.run(shutdown.clone()));
+        let expiry = tokio::spawn(expiry.run(shutdown.clone()));
         let recovery = tokio::spawn(recovery.run(shutdown.clone()));
+        let announcer =
+            self.announcer.map(|announcer| tokio::spawn(announcer.run(shutdown.clone())));
         let housekeeping = Housekeeping {
             redis: self.redis.clone(),
             database: self.database.clone(),
             readers,
             settings: self.settings.clone(),
             readiness: self.readiness,
-            progress,
+            progress: progress.clone(),
         };
         let housekeeping = tokio::spawn(housekeeping.run(after_drain.clone()));
         info!(consumer = %self.consumer, partitions = pipelines.len(), "order-worker is running");
 
-        shutdown.requested().await;
+        let mut left = 0;
+        tokio::select! {
+            () = shutdown.requested() => {}
+            // None of them ends before it is asked to. A process that serves only some of its
+            // partitions looks alive and is not: it ends, and is started anew.
+            ended = pipelines.join_next() => {
+                error!(ended = ?ended.map(|ended| ended.is_ok()), "a partition's work broke off");
+                left += 1;
+                shutdown.request();
+            }
+        }
         info!("stopping: finishing what is in hand");
-        let drained = tokio::time::timeout(self.settings.drain_deadline, async {
-            while pipelines.join_next().await.is_some() {}
-        })
-        .await
-        .is_ok();
-        give_up.cancel();
-        while pipelines.join_next().await.is_some() {}
+        let mut drain = async || {
+            while let Some(ended) = pipelines.join_next().await {
+                // One that panicked has not finished its work.
+                left += ended.unwrap_or(1);
+            }
+        };
+        if tokio::time::timeout(self.settings.drain_deadline, drain()).await.is_err() {
+            give_up.cancel();
+            drain().await;
+        }
 
         for partition in self.redis.partitions() {
             if let Err(fault) = self.redis.leave_group(partition, &self.consumer).await {
@@ -126,7 +154,11 @@ impl OrderWorker {
             }
         }
         relay.await.context("the relay ended badly")?;
+        expiry.await.context("the sweep of overdue orders ended badly")?;
         recovery.await.context("recovery ended badly")?;
+        if let Some(announcer) = announcer {
+            announcer.await.context("the announcer ended badly")?;
+        }
         after_drain.request();
         housekeeping.await.context("housekeeping ended badly")?;
         admin.await.context("the admin listener ended badly")??;
@@ -134,8 +166,11 @@ impl OrderWorker {
             Ok(closed) => closed?,
             Err(_) => warn!("the database does not answer; leaving its connections open"),
         }
-        anyhow::ensure!(drained, "work was still in hand at the drain deadline; it stays pending");
-        info!("stopped");
+        anyhow::ensure!(
+            left == 0,
+            "work was still in hand at the drain deadline ({left}); it stays pending"
+        );
+        info!(committed = progress.committed(), redelivered = progress.redelivered(), "stopped");
         Ok(())
     }
 }
@@ -153,8 +188,13 @@ struct Pipeline {
 
 impl Pipeline {
     /// Ends when reader and reclaimer have ended and the last batch is processed; what is still in
-    /// hand then is handed back, so that a peer gets it at once.
-    async fn run(self, last_poll: LastPoll, shutdown: Shutdown, give_up: CancellationToken) {
+    /// hand then is handed back, so that a peer gets it at once. Returns how many entries that were.
+    async fn run(
+        self,
+        last_poll: LastPoll,
+        shutdown: Shutdown,
+        give_up: CancellationToken,
+    ) -> usize {
         // Room for one: while a batch is being written, at most one more is in hand.
         let (batches, mut received) = mpsc::channel(1);
         let reader = Reader {
@@ -174,6 +214,7 @@ impl Pipeline {
             database: self.database.clone(),
             hands: self.hands.clone(),
             batches,
+            unwritten_log: Quiet::every_ten_seconds(),
         };
         let drained = Shutdown::new();
         let heartbeat = Heartbeat {
@@ -215,6 +256,7 @@ impl Pipeline {
                     "what is not done could not be handed back; it waits for its idle time"),
             }
         }
+        in_hand.len()
     }
 }
 

@@ -31,19 +31,31 @@ pub(crate) const CHECK_EVICTION: &str = "eviction";
 pub(crate) const CHECKS: [&str; 5] =
     [CHECK_DATABASE, CHECK_REDIS, CHECK_READER, CHECK_PROGRESS, CHECK_EVICTION];
 
-/// Orders committed by this worker since its start. Cheap to clone; all clones count together.
+/// Orders that this worker has committed since its start. Cheap to clone; all clones count together.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Progress {
     committed: Arc<AtomicU64>,
+    redelivered: Arc<AtomicU64>,
 }
 
 impl Progress {
-    pub(crate) fn mark(&self, count: usize) {
-        self.committed.fetch_add(u64::try_from(count).unwrap_or(0), Ordering::Relaxed);
+    /// `committed` orders are done, `redelivered` of which had been done before.
+    pub(crate) fn mark(&self, committed: usize, redelivered: usize) {
+        let add = |counter: &AtomicU64, count: usize| {
+            counter.fetch_add(u64::try_from(count).unwrap_or(0), Ordering::Relaxed);
+        };
+        add(&self.committed, committed);
+        add(&self.redelivered, redelivered);
     }
 
-    fn total(&self) -> u64 {
+    /// Orders done.
+    pub(crate) fn committed(&self) -> u64 {
         self.committed.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that had been done before: work done twice.
+    pub(crate) fn redelivered(&self) -> u64 {
+        self.redelivered.load(Ordering::Relaxed)
     }
 }
 
@@ -110,12 +122,16 @@ impl Housekeeping {
 
     /// Undelivered and pending of all partitions; `None` where one is not known.
     async fn tidy_all(&self) -> Result<Option<u64>, RedisFault> {
-        let mut sum = Some(0);
+        let (mut sum, mut refusal) = (Some(0), None);
         for (partition, _) in &self.readers {
-            let backlog = self.tidy(*partition).await?;
-            sum = sum.zip(backlog).map(|(sum, backlog)| sum + backlog);
+            match self.tidy(*partition).await {
+                Ok(backlog) => sum = sum.zip(backlog).map(|(sum, backlog)| sum + backlog),
+                // One partition's broken key must not keep the others from being tidied.
+                Err(fault) if fault.is_refused() => refusal = Some(fault),
+                Err(fault) => return Err(fault),
+            }
         }
-        Ok(sum)
+        refusal.map_or(Ok(sum), Err)
     }
 
     async fn tidy(&self, partition: Partition) -> Result<Option<u64>, RedisFault> {
@@ -144,7 +160,7 @@ impl Housekeeping {
     }
 
     fn follow_progress(&self, memory: &mut Memory, backlog: Option<u64>) {
-        let (now, committed) = (Instant::now(), self.progress.total());
+        let (now, committed) = (Instant::now(), self.progress.committed());
         let rate =
             count(committed - memory.committed) / now.duration_since(memory.at).as_secs_f64();
         memory.rate = rate.max(memory.rate * 0.99);

@@ -9,8 +9,10 @@
 //! One such pipeline a partition, side by side. Only `process` acknowledges, and only what is
 //! committed, or stored as a dead letter.
 
+mod announce;
 mod app;
 mod backoff;
+mod expire;
 mod hands;
 mod housekeeping;
 mod process;
@@ -19,6 +21,7 @@ mod reader;
 mod reclaim;
 mod recovery;
 mod relay;
+mod shop;
 mod suspect;
 
 pub use app::OrderWorker;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use flashsale_bootstrap::clock;
 use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_bootstrap::telemetry::count;
-use flashsale_domain::{EntryId, NewOrder, Partition, RejectReason};
-use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, decode};
+use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason};
+use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, Undecodable, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -48,6 +48,8 @@ pub struct Processor {
     /// Rows written since the start, and when the last ones were: for measuring.
     progress: Progress,
     letters_log: Quiet,
+    unstored_log: Quiet,
+    unacked_log: Quiet,
     /// How long a transaction may take. The server ends what is slow; only a connection that has
     /// gone silent takes this long, and by now the entries are another worker's as well.
     pub(crate) commit_timeout: Duration,
@@ -93,7 +95,9 @@ impl Processor {
             attempts_max: settings.max_deliveries,
             hands: None,
             progress: Progress::default(),
-            letters_log: Quiet::default(),
+            letters_log: Quiet::every_second(),
+            unstored_log: Quiet::every_ten_seconds(),
+            unacked_log: Quiet::every_ten_seconds(),
             give_up,
         }
     }
@@ -153,8 +157,8 @@ impl Processor {
                     raw.push(entry);
                 }
                 Err(undecodable) => {
-                    let stored =
-                        self.set_aside(entry, "undecodable", undecodable.to_string(), None).await;
+                    let (reason, detail) = (Undecodable::REASON, undecodable.to_string());
+                    let stored = self.set_aside(entry, reason, detail, None).await;
                     *(if stored { &mut processed.dead } else { &mut processed.left }) += 1;
                 }
             }
@@ -162,9 +166,13 @@ impl Processor {
 
         let verdicts = self.commit(&orders).await;
         let mut acked = Vec::with_capacity(orders.len());
-        for (entry, verdict) in raw.into_iter().zip(verdicts) {
+        let mut committed: Vec<OrderId> = Vec::with_capacity(orders.len());
+        for ((order, entry), verdict) in orders.iter().zip(raw).zip(verdicts) {
             match verdict {
-                Some(Verdict::Done) => acked.push(entry.id),
+                Some(Verdict::Done) => {
+                    acked.push(entry.id);
+                    committed.push(order.id);
+                }
                 Some(Verdict::DeadLetter { reason, detail, code }) => {
                     let stored = self.set_aside(entry, reason, detail, code).await;
                     *(if stored { &mut processed.dead } else { &mut processed.left }) += 1;
@@ -172,7 +180,9 @@ impl Processor {
                 None => processed.left += 1,
             }
         }
-        let acknowledged = self.acknowledge(&acked).await;
+        // Buyers who wait are told at once; a message that is lost costs them a moment.
+        let (acknowledged, _unimportant) =
+            tokio::join!(self.acknowledge(&acked), self.redis.announce_changes(&committed));
         *(if acknowledged { &mut processed.done } else { &mut processed.left }) += acked.len();
         // Also what could not be acknowledged: a heartbeat that kept it would keep it for ever.
         self.put_down(acked);
@@ -210,7 +220,9 @@ impl Processor {
                     }
                     backoff.reset();
                     record_commit(&orders[range.clone()], &batch);
-                    self.progress.mark(range.len());
+                    let again = |outcome: &&Commit| **outcome == Commit::Redelivered;
+                    let redelivered = batch.outcomes.iter().filter(again).count();
+                    self.progress.mark(range.len(), redelivered);
                     for (i, commit) in range.zip(&batch.outcomes) {
                         verdicts[i] = Some(verdict_of(commit));
                     }
@@ -269,10 +281,13 @@ impl Processor {
                         "entry {id} is set aside as a dead letter");
                 }
                 self.put_down([id]);
+                if let Ok(order) = OrderId::from_entry(partition, id) {
+                    let _unimportant = self.redis.announce_changes(&[order]).await;
+                }
                 true
             }
             Err(fault) => {
-                if let Some(kept_back) = self.letters_log.allows() {
+                if let Some(kept_back) = self.unstored_log.allows() {
                     warn!(%partition, entry.id = %id, reason, error = %fault, kept_back,
                         "dead letter {id} could not be stored; its entry stays pending");
                 }
@@ -290,8 +305,11 @@ impl Processor {
             match self.redis.ack(self.partition, ids).await {
                 Ok(_) => return true,
                 Err(fault) if tries_left == 0 => {
-                    warn!(partition = %self.partition, error = %fault, count = ids.len(),
-                        "committed entries could not be acknowledged; they will come again");
+                    if let Some(kept_back) = self.unacked_log.allows() {
+                        warn!(partition = %self.partition, error = %fault, count = ids.len(),
+                            kept_back,
+                            "committed entries could not be acknowledged; they will come again");
+                    }
                 }
                 Err(_) => sleep(backoff.pause()).await,
             }
@@ -309,11 +327,7 @@ enum Blame {
 }
 
 fn halve_or_blame(range: Range<usize>, failure: &BatchFailure) -> Blame {
-    let reason = match failure {
-        BatchFailure::Infrastructure(_) | BatchFailure::Moved => return Blame::Nobody,
-        BatchFailure::Refused(refusal) => reason_of(refusal),
-        BatchFailure::Data(_) => "data-refused",
-    };
+    let Some(reason) = failure.reason() else { return Blame::Nobody };
     if range.len() > 1 {
         let middle = range.start + range.len() / 2;
         return Blame::Halves(range.start..middle, middle..range.end);
@@ -323,10 +337,7 @@ fn halve_or_blame(range: Range<usize>, failure: &BatchFailure) -> Blame {
         BatchFailure::Refused(CommitRefusal::StockGone(_)) => {
             return Blame::Reject(RejectReason::StockGone);
         }
-        BatchFailure::Data(fault) => {
-            Verdict::DeadLetter { reason, detail: fault.to_string(), code: fault.code() }
-        }
-        other => Verdict::DeadLetter { reason, detail: other.to_string(), code: None },
+        other => Verdict::DeadLetter { reason, detail: other.to_string(), code: other.code() },
     })
 }
 
@@ -334,18 +345,9 @@ fn verdict_of(commit: &Commit) -> Verdict {
     match commit {
         Commit::Inserted | Commit::Redelivered | Commit::Rejected(_) => Verdict::Done,
         Commit::Refused(refusal) => {
-            let (reason, detail) = (reason_of(refusal), refusal.to_string());
+            let (reason, detail) = (refusal.as_str(), refusal.to_string());
             Verdict::DeadLetter { reason, detail, code: None }
         }
-    }
-}
-
-const fn reason_of(refusal: &CommitRefusal) -> &'static str {
-    match refusal {
-        CommitRefusal::SaleMissing(_) => "sale-missing",
-        CommitRefusal::StockGone(_) => "stock-gone",
-        CommitRefusal::ContentConflict(_) => "content-conflict",
-        CommitRefusal::EpochAhead { .. } => "epoch-ahead",
     }
 }
 
@@ -356,7 +358,7 @@ fn record_commit(orders: &[NewOrder], batch: &CommittedBatch) {
             Commit::Inserted => "inserted",
             Commit::Redelivered => "redelivered",
             Commit::Rejected(reason) => reason.as_str(),
-            Commit::Refused(refusal) => reason_of(refusal),
+            Commit::Refused(refusal) => refusal.as_str(),
         };
         count_commit(order, result);
         if *commit == Commit::Inserted {

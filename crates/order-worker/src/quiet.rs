@@ -1,22 +1,35 @@
-//! Logs that may come a thousand times a second are written once a second, with a count of the rest.
+//! Logs that may come a thousand times a second are written once in a while, with a count of the rest.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-const INTERVAL: Duration = Duration::from_secs(1);
-
 /// One kind of message.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Quiet {
+    interval: Duration,
     state: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Quiet {
+    /// For what happens once and is worth its line: one a second.
+    pub(crate) fn every_second() -> Self {
+        Self::every(Duration::from_secs(1))
+    }
+
+    /// For what goes on for as long as its cause: one in ten seconds.
+    pub(crate) fn every_ten_seconds() -> Self {
+        Self::every(Duration::from_secs(10))
+    }
+
+    fn every(interval: Duration) -> Self {
+        Self { interval, state: Mutex::default() }
+    }
+
     /// How many messages were kept back since the last one, if one may be written now.
     pub(crate) fn allows(&self) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, kept_back) = *state;
-        if last.is_some_and(|last| last.elapsed() < INTERVAL) {
+        if last.is_some_and(|last| last.elapsed() < self.interval) {
             state.1 += 1;
             return None;
         }
@@ -30,8 +43,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_messages_one_a_second_is_written() {
-        let quiet = Quiet::default();
+    fn of_many_messages_one_is_written() {
+        let quiet = Quiet::every_second();
         assert_eq!(quiet.allows(), Some(0));
         assert!((0..100).all(|_| quiet.allows().is_none()));
     }

@@ -34,18 +34,22 @@ pub(crate) struct Reclaimer {
     pub(crate) database: Database,
     pub(crate) hands: Hands,
     pub(crate) batches: Sender<Batch>,
+    pub(crate) unwritten_log: Quiet,
 }
 
 impl Reclaimer {
     /// Looks through the pending list again and again until the shutdown is requested.
     pub(crate) async fn run(self, shutdown: Shutdown) {
         let mut failing = false;
+        let mut unwritten = Vec::new();
         loop {
             tokio::select! {
                 () = sleep(jittered(self.interval())) => {}
                 () = shutdown.requested() => return,
             }
-            match self.look_through(&shutdown).await {
+            let looked = self.look_through(&shutdown, &mut unwritten).await;
+            self.write_down(&mut unwritten).await;
+            match looked {
                 Ok(()) => failing = false,
                 Err(fault) => {
                     if !failing {
@@ -65,9 +69,13 @@ impl Reclaimer {
 
     /// The whole pending list, page by page. One page looks at ten times its size, so without the
     /// cursor what stands behind busy entries would never be reached.
-    async fn look_through(&self, shutdown: &Shutdown) -> Result<(), RedisFault> {
+    async fn look_through(
+        &self,
+        shutdown: &Shutdown,
+        lost: &mut Vec<EntryId>,
+    ) -> Result<(), RedisFault> {
         let mut from = None;
-        let lost_log = Quiet::default();
+        let lost_log = Quiet::every_second();
         loop {
             let page = self
                 .redis
@@ -79,7 +87,8 @@ impl Reclaimer {
                     self.settings.batch,
                 )
                 .await?;
-            self.report_lost(&page.deleted, &lost_log).await;
+            self.report_lost(&page.deleted, &lost_log);
+            lost.extend(page.deleted);
             if !page.entries.is_empty() && self.hand_over(page.entries).await?.is_break() {
                 return Ok(());
             }
@@ -92,13 +101,20 @@ impl Reclaimer {
 
     /// Passes entries on: suspects one by one, the rest together.
     async fn hand_over(&self, entries: Vec<RawEntry>) -> Result<ControlFlow<()>, RedisFault> {
+        self.hands.take(&entries);
+        let ids: Vec<EntryId> = entries.iter().map(|entry| entry.id).collect();
+        let reclaims = match self.redis.count_reclaims(self.partition, &ids).await {
+            Ok(reclaims) => reclaims,
+            Err(fault) => {
+                // Nobody works on them: a heartbeat that kept them would keep them for ever.
+                self.hands.put_down(ids);
+                return Err(fault);
+            }
+        };
         let count = entries.len();
         metrics::counter!("flashsale_reclaimed_total")
             .increment(u64::try_from(count).unwrap_or(u64::MAX));
         info!(partition = %self.partition, count, "took over entries held for too long");
-        self.hands.take(&entries);
-        let ids: Vec<EntryId> = entries.iter().map(|entry| entry.id).collect();
-        let reclaims = self.redis.count_reclaims(self.partition, &ids).await?;
         let (mut together, mut batches) = (Vec::new(), Vec::new());
         for (entry, reclaims) in entries.into_iter().zip(reclaims) {
             if reclaims < SUSPECT_AFTER {
@@ -120,13 +136,20 @@ impl Reclaimer {
 
     /// Entries that were pending and are gone from the stream: orders that Redis lost, and only this
     /// reply says so.
-    async fn report_lost(&self, lost: &[EntryId], log: &Quiet) {
+    fn report_lost(&self, lost: &[EntryId], log: &Quiet) {
         for id in lost {
             metrics::counter!("flashsale_entries_lost_total").increment(1);
             if let Some(kept_back) = log.allows() {
                 error!(partition = %self.partition, entry.id = %id, kept_back,
                     "entry {id} was pending and is gone from the stream: an order was lost");
             }
+        }
+    }
+
+    /// Writes lost entries into the audit log. Redis names each of them once; so what cannot be
+    /// written stays in `lost` for the next look.
+    async fn write_down(&self, lost: &mut Vec<EntryId>) {
+        while let Some(id) = lost.last() {
             let order = OrderId::from_entry(self.partition, *id).map(|id| id.to_string());
             let detail = format!(
                 "entry {id} of partition {} was deleted while it was pending; order {}",
@@ -136,11 +159,14 @@ impl Reclaimer {
             let subject = order.as_deref().unwrap_or("-");
             let written =
                 self.database.insert_audit(&self.consumer, "entry.lost", subject, &detail).await;
-            if let Err(fault) = written
-                && log.allows().is_some()
-            {
-                error!(error = %fault, "a lost entry could not be written to the audit log");
+            if let Err(fault) = written {
+                if let Some(kept_back) = self.unwritten_log.allows() {
+                    error!(error = %fault, count = lost.len(), kept_back,
+                        "lost entries could not be written to the audit log; trying again");
+                }
+                return;
             }
+            lost.pop();
         }
     }
 }

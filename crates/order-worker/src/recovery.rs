@@ -1,7 +1,6 @@
 //! Watches the gate of every partition, and loads its memory from the database when it is gone or
 //! cannot be trusted: so a Redis that restarted heals without a person.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use flashsale_bootstrap::Shutdown;
@@ -10,6 +9,7 @@ use flashsale_domain::{Partition, SaleState};
 use flashsale_operations::{OperationError, Operations, Refused};
 use flashsale_storage_redis::{GateStatus, Redis};
 use flashsale_storage_sql::Database;
+use futures_util::future::join_all;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
@@ -33,21 +33,22 @@ impl Recovery {
         }
     }
 
+    /// Each partition by itself: one that cannot be loaded keeps no other waiting.
     async fn work(&self) {
-        let mut backoffs: HashMap<Partition, Backoff> = HashMap::new();
+        join_all(self.redis.partitions().map(|partition| self.watch(partition))).await;
+    }
+
+    async fn watch(&self, partition: Partition) {
+        let mut backoff = Backoff::new(self.settings.retry_min, self.settings.retry_max);
         loop {
             sleep(INTERVAL).await;
-            for partition in self.redis.partitions() {
-                let fresh = || Backoff::new(self.settings.retry_min, self.settings.retry_max);
-                let backoff = backoffs.entry(partition).or_insert_with(fresh);
-                match self.look_at(partition, backoff.is_fresh()).await {
-                    Ok(()) => backoff.reset(),
-                    Err(failure) => {
-                        if backoff.is_fresh() {
-                            warn!(%partition, error = %failure, "a partition's memory is not loaded");
-                        }
-                        sleep(backoff.pause()).await;
+            match self.look_at(partition, backoff.is_fresh()).await {
+                Ok(()) => backoff.reset(),
+                Err(failure) => {
+                    if backoff.is_fresh() {
+                        warn!(%partition, error = %failure, "a partition's memory is not loaded");
                     }
+                    sleep(backoff.pause()).await;
                 }
             }
         }

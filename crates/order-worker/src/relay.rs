@@ -1,15 +1,19 @@
-//! Carries out what committed transactions owe to Redis: the outbox's releases.
+//! Carries out what committed transactions owe to Redis: the outbox's releases, and adjustments and
+//! late payments that were begun and not finished.
 //!
 //! Several workers may carry out the same one: the script gives back only what the buyer's record
 //! still holds in that generation. A release whose sale is not loaded waits in the outbox.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_domain::OrderState;
+use flashsale_operations::{OperationError, Operations};
 use flashsale_storage_redis::{RecordItem, Redis, RedisFault, ReleaseRequest, Released};
 use flashsale_storage_sql::{Database, Release, SqlFault, StoredOrder};
+use futures_util::future::join_all;
 use tokio::time::sleep;
 use tracing::warn;
 
@@ -19,15 +23,20 @@ use crate::backoff::Backoff;
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Releases a look.
 const PAGE: u64 = 500;
+/// Releases at a time: fewer than the pool has connections, which others need too.
+const SIDE_BY_SIDE: usize = 8;
 
 pub(crate) struct Relay {
     pub(crate) redis: Redis,
     pub(crate) database: Database,
+    pub(crate) operations: Operations,
     pub(crate) settings: WorkerSettings,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum RelayFault {
+    #[error(transparent)]
+    Operation(#[from] OperationError),
     #[error(transparent)]
     Redis(#[from] RedisFault),
     #[error(transparent)]
@@ -47,14 +56,14 @@ impl Relay {
     async fn work(&self) {
         let mut backoff = Backoff::new(self.settings.retry_min, self.settings.retry_max);
         loop {
-            let pause = match self.carry_out_all().await {
+            let pause = match self.carry_out_everything().await {
                 Ok(()) => {
                     backoff.reset();
                     INTERVAL
                 }
                 Err(fault) => {
                     if backoff.is_fresh() {
-                        warn!(error = %fault, "releases cannot be carried out; waiting");
+                        warn!(error = %fault, "what Redis is owed cannot be carried out; waiting");
                     }
                     backoff.pause()
                 }
@@ -63,28 +72,51 @@ impl Relay {
         }
     }
 
-    /// The whole outbox once, page by page: what has to wait must not keep the rest from its turn.
+    async fn carry_out_everything(&self) -> Result<(), RelayFault> {
+        // What fails, perhaps for one sale only, keeps nothing else from its turn.
+        let released = self.carry_out_all().await;
+        let adjusted = self.operations.finish_adjustments(PAGE).await;
+        self.operations.finish_late_payments(PAGE).await?;
+        adjusted?;
+        released
+    }
+
+    /// The whole outbox once, page by page: what has to wait must not keep the rest from its turn,
+    /// and neither must a sale whose keys are broken.
     async fn carry_out_all(&self) -> Result<(), RelayFault> {
-        let mut after = 0;
+        let (mut after, mut refusal) = (0, None);
+        let mut refused_sales = HashSet::new();
         loop {
             let releases = self.database.list_releases(after, PAGE).await?;
-            let Some(last) = releases.last() else { return Ok(()) };
+            let Some(last) = releases.last() else { break };
             after = last.id;
             let mut done = Vec::with_capacity(releases.len());
-            for release in &releases {
-                match self.redis.release(&request_of(release)).await? {
-                    Released::Done => {
-                        let cause = release.cause.clone();
-                        metrics::counter!("flashsale_releases_total", "cause" => cause)
-                            .increment(1);
-                        done.push(release.id);
+            for some in releases.chunks(SIDE_BY_SIDE) {
+                let to_do = some.iter().filter(|release| !refused_sales.contains(&release.sale_id));
+                let carried_out = join_all(to_do.map(async |release: &Release| {
+                    (release, self.redis.release(&request_of(release)).await)
+                }));
+                for (release, released) in carried_out.await {
+                    match released {
+                        Ok(Released::Done) => {
+                            let cause = release.cause.clone();
+                            metrics::counter!("flashsale_releases_total", "cause" => cause)
+                                .increment(1);
+                            done.push(release.id);
+                        }
+                        Ok(Released::Nothing) => done.push(release.id),
+                        Ok(Released::NotLoaded) => {}
+                        Err(fault) if fault.is_refused() => {
+                            refused_sales.insert(release.sale_id);
+                            refusal = Some(fault);
+                        }
+                        Err(fault) => return Err(fault.into()),
                     }
-                    Released::Nothing => done.push(release.id),
-                    Released::NotLoaded => {}
                 }
             }
             self.database.delete_releases(&done).await?;
         }
+        refusal.map_or(Ok(()), |fault| Err(fault.into()))
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use flashsale_test_support::{PostgresServer, eventually};
 use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 
-use crate::support::{Plan, SOON, SilentLine, Worker, blocking, receipts};
+use crate::support::{Plan, SOON, SilentLine, Worker, blocking, only, receipts};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_away_costs_no_order() {
@@ -35,6 +35,43 @@ async fn a_database_that_is_away_costs_no_order() {
     assert_eq!(stand.stock_left(&sale).await, 300);
     assert_eq!(stand.dead().await, []);
     worker.wait_for_readiness(true).await;
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_found_lost_while_the_database_is_away_is_in_the_audit_log_afterwards() {
+    let server = blocking(PostgresServer::start);
+    let stand = Plan::postgres_on(&server).stand().await;
+    let sale = stand.publish(100).await;
+    let ids = stand.admit(&sale, "buyer", 10).await;
+    assert_eq!(stand.read("peer", 10).await.len(), 10);
+    let worker = stand.worker().await;
+    worker.wait_for_readiness(true).await;
+
+    blocking(|| server.stop());
+    let gone = &ids[..3];
+    for id in gone {
+        let entry = id.entry().to_string();
+        let deleted: i64 = stand.ask(&["XDEL", &stand.keys.orders(only()), &entry]).await;
+        assert_eq!(deleted, 1);
+    }
+    // Redis has named them, and will not do so again.
+    eventually(SOON, "the lost entries are nobody's", async || stand.pending().await == 7).await;
+    // Two tries that fail one after the other take longer than the worker's, which began before.
+    for _ in 0..2 {
+        let written = stand.database.insert_audit("test", "test", "-", "while it is away").await;
+        written.expect_err("the database is away");
+    }
+
+    blocking(|| server.start_again());
+    let expected: HashSet<String> = gone.iter().map(ToString::to_string).collect();
+    eventually(SOON, "the lost entries in the audit log", async || {
+        let log = stand.database.list_audit(100).await.map_err(|fault| fault.to_string())?;
+        let lost = log.into_iter().filter(|entry| entry.action == "entry.lost");
+        let named: HashSet<String> = lost.map(|entry| entry.subject).collect();
+        if named == expected { Ok(()) } else { Err(format!("{named:?}")) }
+    })
+    .await;
     worker.stop().await.expect("a clean end");
 }
 

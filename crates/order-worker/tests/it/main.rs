@@ -1,15 +1,23 @@
 //! The worker against real servers: what is admitted becomes rows, whatever happens to Redis, to the
 //! database, or to the worker itself.
 
+mod announce;
 mod bad_entries;
+mod crashes;
 mod database_outages;
+mod expire;
+mod frozen;
 mod holding;
 mod leaving;
 mod orders;
+mod permanent_errors;
+mod real_worker;
 mod reclaim;
 mod recovery;
 mod redis_outages;
+mod refusals;
 mod relay;
 mod support;
 mod suspects;
+mod tiny_shop;
 mod watching;

@@ -102,3 +102,17 @@ async fn a_second_rebuilder_waits_for_the_first() {
     lock.unlock().await.expect("answered");
     stand.operations.rebuild_partition(only()).await.expect("rebuilt");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lock_of_a_rebuilder_that_died_runs_out_by_itself() {
+    let stand = Plan::sqlite().stand().await;
+    stand.publish(10).await;
+    let lock = stand.redis.try_lock_rebuild(only()).await.expect("answered");
+    // Dying gives nothing back.
+    std::mem::forget(lock.expect("nobody has it"));
+    assert!(stand.redis.try_lock_rebuild(only()).await.expect("answered").is_none());
+    eventually(SOON, "the lock", async || {
+        stand.redis.try_lock_rebuild(only()).await.expect("answered").is_some()
+    })
+    .await;
+}

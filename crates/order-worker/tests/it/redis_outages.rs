@@ -8,13 +8,11 @@ use flashsale_domain::Refusal;
 use flashsale_storage_redis::GROUP;
 use flashsale_test_support::{RedisServer, eventually};
 
-use crate::support::{Plan, SOON, Stand, blocking, only, press, receipts};
+use crate::support::{Plan, SOON, SilentLine, Stand, blocking, only, press, receipts};
 
 async fn group_is_there(stand: &Stand) {
-    eventually(SOON, "the group", async || {
-        stand.redis.backlog(only()).await.expect("answered").is_some()
-    })
-    .await;
+    eventually(SOON, "the group", async || stand.redis.has_group(only()).await.expect("answered"))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,6 +138,27 @@ async fn a_frozen_redis_is_waited_for() {
     assert_eq!(stand.open_ids().await, ids);
     assert_eq!((stand.stock_left(&sale).await, stand.dead().await), (0, vec![]));
     worker.wait_for_readiness(true).await;
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_whose_connection_went_silent_is_given_up_and_reads_on_over_a_new_one() {
+    let line = SilentLine::to(blocking(RedisServer::shared).port()).await;
+    let plan = Plan::sqlite().redis_through(&line).impatient();
+    let stand = plan.with("redis.response_timeout", "500ms").stand().await;
+    let sale = stand.publish(100).await;
+    let worker = stand.worker().await;
+    let mut ids = stand.admit(&sale, "before", 10).await;
+    stand.wait_for_rows(10).await;
+    for round in 0..2 {
+        line.cut();
+        // Redis still sees a reader that waits, and hands it the first; the next has to wait for a
+        // reader that is alive.
+        ids.extend(stand.admit(&sale, &format!("first-{round}"), 1).await);
+        ids.extend(stand.admit(&sale, &format!("next-{round}"), 9).await);
+        stand.wait_for_rows(10 * (round + 2)).await;
+    }
+    assert_eq!(stand.open_ids().await, ids.into_iter().collect());
     worker.stop().await.expect("a clean end");
 }
 

@@ -1,9 +1,9 @@
 //! What a rejected order holds goes back: once, by the outbox.
 
-use flashsale_domain::{AdmissionRequest, IdempotencyKey, OrderId};
+use flashsale_domain::{AdmissionRequest, EntryId, IdempotencyKey, OrderId, Sale};
 use flashsale_test_support::eventually;
 
-use crate::support::{Plan, SOON, Stand, on_both, only, press, user_id};
+use crate::support::{Plan, SOON, Stand, home_of, on_both, only, press, run, user_id};
 
 on_both!(an_order_rejected_for_its_slot_gives_way_to_the_one_that_has_it, async |stand: Stand| {
     let sale = stand.publish(20).await;
@@ -41,26 +41,83 @@ on_both!(an_order_rejected_for_its_slot_gives_way_to_the_one_that_has_it, async 
     worker.stop().await.expect("a clean end");
 });
 
-on_both!(a_release_waits_for_the_sale_and_is_then_carried_out, async |stand: Stand| {
-    let sale = stand.publish(20).await;
-    stand.execute(&format!("UPDATE sales SET stock_left = 0 WHERE id = {}", sale.id)).await;
-    stand.admit(&sale, "buyer", 3).await;
-    let entries = stand.read("test", 10).await;
-    assert_eq!(stand.processor().process(entries).await.done, 3, "three rejected rows");
-    assert_eq!(stand.database.count_releases(sale.id).await.expect("answered"), 3);
-    stand.redis.fence(only()).await.expect("fenced");
-    let worker = stand.worker().await;
-    stand.operations.rebuild_partition(only()).await.expect("rebuilt");
-    eventually(SOON, "an empty outbox", async || {
-        stand.database.count_releases(sale.id).await.ok() == Some(0)
+/// Sales in two partitions, each with three orders that were rejected for want of stock; the first
+/// partition's releases come first in the outbox.
+async fn rejected_in_two_partitions(stand: &Stand) -> [Sale; 2] {
+    let sales = stand.publish_in_both_partitions(20).await;
+    stand.execute("UPDATE sales SET stock_left = 0").await;
+    for sale in &sales {
+        let home = home_of(sale);
+        stand.admit(sale, "buyer", 3).await;
+        let entries = stand.read_of(home, "test", 10).await;
+        let processed = stand.processor_of(home).process(entries).await;
+        assert_eq!(processed.done, 3, "three rejected rows");
+        assert_eq!(stand.database.count_releases(sale.id).await.expect("answered"), 3);
+    }
+    sales
+}
+
+async fn wait_for_releases(stand: &Stand, sale: &Sale, count: u64) {
+    eventually(SOON, &format!("{count} releases in the outbox"), async || {
+        stand.database.count_releases(sale.id).await.ok() == Some(count)
     })
     .await;
-    // The rebuild had loaded them as closed: there was nothing left to give back.
-    let loaded =
-        stand.redis.read_sale(only(), sale.id).await.expect("answers").sale.expect("loaded");
-    assert_eq!((loaded.stock, loaded.held), (0, 0));
+}
+
+/// Total, stock and held units of a sale, as Redis has them.
+async fn units(stand: &Stand, sale: &Sale) -> (i64, i64, i64) {
+    let account = stand.redis.read_sale(home_of(sale), sale.id).await.expect("answers");
+    let loaded = account.sale.expect("loaded");
+    (loaded.total, loaded.stock, loaded.held)
+}
+
+async fn a_release_waits_for_its_sale(stand: Stand) {
+    let [closed, open] = rejected_in_two_partitions(&stand).await;
+    let fence = stand.redis.fence(home_of(&closed)).await.expect("fenced");
+    let worker = stand.worker().await;
+    // The other partition's releases come behind these in the outbox: when they are carried out, the
+    // ones that wait have been looked at for certain.
+    wait_for_releases(&stand, &open, 0).await;
+    assert_eq!(stand.database.count_releases(closed.id).await.expect("answered"), 3, "they wait");
+    assert_eq!(
+        (units(&stand, &closed).await, units(&stand, &open).await),
+        ((20, 17, 3), (17, 17, 0))
+    );
+
+    // Opened as it stands, without a load that would do the releases' work.
+    let last_id = EntryId { ms: 0, seq: 0 };
+    assert!(stand.redis.open_gate(fence, last_id).await.expect("answered"), "it is open");
+    wait_for_releases(&stand, &closed, 0).await;
+    assert_eq!(units(&stand, &closed).await, (17, 17, 0));
     worker.stop().await.expect("a clean end");
-});
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_waits_for_the_sale_and_is_then_carried_out_sqlite() {
+    let plan = Plan::sqlite().with("redis.partitions", "2");
+    run(plan.stand().await, a_release_waits_for_its_sale).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_waits_for_the_sale_and_is_then_carried_out_postgres() {
+    let plan = Plan::postgres().with("redis.partitions", "2");
+    run(plan.stand().await, a_release_waits_for_its_sale).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_a_rebuild_has_made_needless_leaves_the_outbox() {
+    let stand = Plan::sqlite().with("redis.partitions", "2").stand().await;
+    let [closed, _open] = rejected_in_two_partitions(&stand).await;
+    let home = home_of(&closed);
+    stand.redis.fence(home).await.expect("fenced");
+    let worker = stand.worker().await;
+    stand.operations.rebuild_partition(home).await.expect("rebuilt");
+    wait_for_releases(&stand, &closed, 0).await;
+    // The rebuild had loaded them as closed: there was nothing left to give back.
+    let (_, stock, held) = units(&stand, &closed).await;
+    assert_eq!((stock, held), (0, 0));
+    worker.stop().await.expect("a clean end");
+}
 
 on_both!(a_unit_that_nobody_has_instead_goes_back_on_sale_once, async |stand: Stand| {
     let sale = stand.publish(20).await;

@@ -99,6 +99,11 @@ impl Plan {
         Self { database_url, directory: None, ..Self::sqlite() }
     }
 
+    /// A Redis that is reached through `line`.
+    pub(crate) fn redis_through(self, line: &SilentLine) -> Self {
+        Self { redis_url: format!("redis://{}", line.address), ..self }
+    }
+
     /// A Redis of the test's own.
     pub(crate) fn redis(self, server: &RedisServer) -> Self {
         Self { redis_url: server.url(), ..self }
@@ -134,7 +139,8 @@ impl Plan {
         let mut env: BTreeMap<String, String> =
             ours.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         env.extend(self.more);
-        let settings = Settings::from_sources(None, env).expect("the test's settings are valid");
+        let settings =
+            Settings::from_sources(None, env.clone()).expect("the test's settings are valid");
         let redis = connect::redis(&settings).expect("a URL of Redis");
         let database = connect::database(&settings).await.expect("the database can be reached");
         database.migrate().await.expect("an empty database can be migrated");
@@ -149,6 +155,7 @@ impl Plan {
             database,
             sql,
             settings,
+            env: env.into_iter().collect(),
             _directory: self.directory,
         }
     }
@@ -161,6 +168,8 @@ pub(crate) struct Stand {
     pub(crate) database: Database,
     pub(crate) sql: DatabaseConnection,
     pub(crate) settings: Settings,
+    /// The same as environment variables, for programs.
+    pub(crate) env: Vec<(String, String)>,
     pub(crate) keys: Keys,
     client: redis::Client,
     _directory: Option<TempDir>,
@@ -173,6 +182,10 @@ pub(crate) fn only() -> Partition {
 
 pub(crate) fn user_id(id: &str) -> UserId {
     UserId::new(id).expect("a buyer's id")
+}
+
+pub(crate) fn home_of(sale: &Sale) -> Partition {
+    sale.partition.expect("a published sale has a home")
 }
 
 /// A press of the buyer with a key of his own, so that pressing again is a replay.
@@ -191,6 +204,7 @@ pub(crate) fn new_sale(stock: i64) -> NewSale {
         per_buyer: 1,
         price: Price { amount: 9_900, currency: "CNY".parse().expect("a currency") },
         payment_window_s: 900,
+        late_payment: flashsale_domain::LatePayment::Reacquire,
     }
 }
 
@@ -213,7 +227,7 @@ impl Stand {
     /// The buyers `<prefix>-0` to `<prefix>-<count - 1>` get an order each; their ids in that order.
     pub(crate) async fn admit(&self, sale: &Sale, prefix: &str, count: usize) -> Vec<OrderId> {
         let presses: Vec<_> = (0..count).map(|i| press(&format!("{prefix}-{i}"))).collect();
-        let partition = sale.partition.expect("a published sale has a home");
+        let partition = home_of(sale);
         let mut connection = self.redis.admission_connection().expect("a connection");
         let mut ids = Vec::with_capacity(count);
         for presses in presses.chunks(ADMIT_BATCH) {
@@ -272,25 +286,43 @@ impl Stand {
 
     /// Reads up to `count` new entries of the only partition as the consumer `name`, at once.
     pub(crate) async fn read(&self, name: &str, count: usize) -> Vec<RawEntry> {
-        self.redis.ensure_group(only()).await.expect("a group");
+        self.read_of(only(), name, count).await
+    }
+
+    /// As [`Stand::read`], of any partition.
+    pub(crate) async fn read_of(&self, home: Partition, name: &str, count: usize) -> Vec<RawEntry> {
+        self.redis.ensure_group(home).await.expect("a group");
         let block = Duration::from_millis(10);
-        let mut reader = self.redis.order_reader(only(), name, block).await.expect("a reader");
+        let mut reader = self.redis.order_reader(home, name, block).await.expect("a reader");
         reader.read(count).await.expect("a reading")
     }
 
     /// A processor of the only partition that never gives up.
     pub(crate) fn processor(&self) -> Processor {
+        self.processor_of(only())
+    }
+
+    /// As [`Stand::processor`], of any partition.
+    pub(crate) fn processor_of(&self, home: Partition) -> Processor {
         let (redis, database) = (self.redis.clone(), self.database.clone());
         let settings = &self.settings.worker;
         let never = CancellationToken::new();
-        Processor::new(redis, database, only(), "test".to_owned(), settings, never)
+        Processor::new(redis, database, home, "test".to_owned(), settings, never)
+    }
+
+    /// A sale in each of two partitions, the first partition's first.
+    pub(crate) async fn publish_in_both_partitions(&self, stock: i64) -> [Sale; 2] {
+        let mut sales = [self.publish(stock).await, self.publish(stock).await];
+        sales.sort_by_key(|sale| home_of(sale).number());
+        assert_eq!(sales.each_ref().map(|sale| home_of(sale).number()), [0, 1]);
+        sales
     }
 
     /// A worker of this deployment, at work.
     pub(crate) async fn worker(&self) -> Worker {
         let metrics = telemetry::init_metrics().expect("one recorder");
         let worker = OrderWorker::build(&self.settings, metrics).await.expect("a worker");
-        let (admin, shutdown) = (worker.admin_addr(), Shutdown::new());
+        let (admin, shutdown) = (AdminPort(worker.admin_addr()), Shutdown::new());
         let running = tokio::spawn(worker.run(shutdown.clone()));
         Worker { admin, shutdown, running }
     }
@@ -390,14 +422,18 @@ impl Stand {
         answer.unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    async fn connection(&self) -> redis::aio::MultiplexedConnection {
-        self.client.get_multiplexed_async_connection().await.expect("Redis answers")
+    pub(crate) async fn connection(&self) -> redis::aio::MultiplexedConnection {
+        let patient = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(SOON))
+            .set_response_timeout(Some(SOON));
+        let connection = self.client.get_multiplexed_async_connection_with_config(&patient).await;
+        connection.expect("Redis answers")
     }
 }
 
 /// A worker of this process.
 pub(crate) struct Worker {
-    pub(crate) admin: SocketAddr,
+    admin: AdminPort,
     shutdown: Shutdown,
     pub(crate) running: JoinHandle<anyhow::Result<()>>,
 }
@@ -414,24 +450,44 @@ impl Worker {
         self.shutdown.request();
     }
 
+    /// See [`AdminPort::wait_for_readiness`].
+    pub(crate) async fn wait_for_readiness(&self, wanted: bool) {
+        self.admin.wait_for_readiness(wanted).await;
+    }
+
+    pub(crate) async fn readiness(&self) -> (bool, String) {
+        self.admin.readiness().await.expect("an answer")
+    }
+
+    /// See [`AdminPort::metric`].
+    pub(crate) async fn metric(&self, name: &str, labels: &str) -> Option<f64> {
+        self.admin.metric(name, labels).await
+    }
+}
+
+/// Where a worker says how it is.
+pub(crate) struct AdminPort(pub(crate) SocketAddr);
+
+impl AdminPort {
     /// Waits until it says that it is ready, or that it is not.
     pub(crate) async fn wait_for_readiness(&self, wanted: bool) {
-        eventually(SOON, &format!("ready: {wanted}"), async || {
-            let (ready, checks) = self.readiness().await;
-            if ready == wanted { Ok(()) } else { Err(checks) }
+        eventually(SOON, &format!("ready: {wanted}"), async || match self.readiness().await {
+            Some((ready, _)) if ready == wanted => Ok(()),
+            other => Err(other),
         })
         .await;
     }
 
-    pub(crate) async fn readiness(&self) -> (bool, String) {
-        let answer = self.get("readyz").await;
-        (answer.status().is_success(), answer.text().await.unwrap_or_default())
+    /// Whether it is ready, and its checks; `None` while nobody answers.
+    pub(crate) async fn readiness(&self) -> Option<(bool, String)> {
+        let answer = self.get("readyz").await?;
+        Some((answer.status().is_success(), answer.text().await.unwrap_or_default()))
     }
 
     /// A metric's value, summed over those of its series that have all these `labels`; `None` while
     /// there is none.
     pub(crate) async fn metric(&self, name: &str, labels: &str) -> Option<f64> {
-        let text = self.get("metrics").await.text().await.expect("a text");
+        let text = self.get("metrics").await?.text().await.ok()?;
         let values = text.lines().filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
             let (found, of) = series.split_once('{').unwrap_or((series, ""));
@@ -440,10 +496,10 @@ impl Worker {
         values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
     }
 
-    async fn get(&self, path: &str) -> reqwest::Response {
+    async fn get(&self, path: &str) -> Option<reqwest::Response> {
         // A proxy of the environment has no business with 127.0.0.1.
         let http = reqwest::Client::builder().no_proxy().build().expect("a client");
-        http.get(format!("http://{}/{path}", self.admin)).send().await.expect("an answer")
+        http.get(format!("http://{}/{path}", self.0)).send().await.ok()
     }
 }
 

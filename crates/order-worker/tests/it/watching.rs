@@ -1,6 +1,7 @@
 //! What an operator sees of a worker: readiness and metrics.
 
-use flashsale_test_support::{PostgresServer, eventually};
+use flashsale_test_support::{PostgresServer, RedisServer, eventually};
+use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 
 use crate::support::{Plan, SOON, Stand, blocking, on_both};
 
@@ -27,6 +28,55 @@ async fn a_worker_without_its_database_is_not_ready_until_it_is_back() {
     blocking(|| server.start_again());
     worker.wait_for_readiness(true).await;
     worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_gets_nothing_done_is_not_ready_although_both_stores_answer() {
+    let stand = Plan::sqlite().impatient().stand().await;
+    let sale = stand.publish(10).await;
+    let worker = stand.worker().await;
+    worker.wait_for_readiness(true).await;
+    let lock = stand.sql.begin().await.expect("a transaction");
+    lock.execute_unprepared("UPDATE sales SET title = title").await.expect("the write lock");
+    stand.admit(&sale, "buyer", 1).await;
+    // It says so after half a minute.
+    worker.wait_for_readiness(false).await;
+    let (_, checks) = worker.readiness().await;
+    for check in ["stood still", "\"database\":\"ok\"", "\"redis\":\"ok\"", "\"reader\":\"ok\""] {
+        assert!(checks.contains(check), "{checks}");
+    }
+    lock.commit().await.expect("the lock can be given back");
+    stand.wait_for_rows(1).await;
+    worker.wait_for_readiness(true).await;
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_may_evict_keys_is_no_redis_to_work_with_also_where_config_is_denied() {
+    let server = blocking(RedisServer::start);
+    let stand = Plan::sqlite().redis(&server).stand().await;
+    stand.publish(10).await;
+    let rules = ["on", ">secret", "~*", "&*", "+@all", "-config"];
+    stand.ask::<()>(&[&["ACL", "SETUSER", "worker"][..], &rules].concat()).await;
+    let url = server.url().replace("redis://", "redis://worker:secret@");
+    let denied = redis::Client::open(url.as_str()).expect("a URL");
+    let mut connection = denied.get_multiplexed_async_connection().await.expect("it may connect");
+    let asked: Result<redis::Value, _> =
+        redis::cmd("CONFIG").arg("GET").arg("*").query_async(&mut connection).await;
+    assert_eq!(asked.expect_err("denied").code(), Some("NOPERM"));
+
+    let worker = stand.real_worker(&[("FLASHSALE__REDIS__URL", url)]);
+    worker.admin.wait_for_readiness(true).await;
+    for policy in ["allkeys-lru", "volatile-ttl", "allkeys-random"] {
+        stand.ask::<()>(&["CONFIG", "SET", "maxmemory-policy", policy]).await;
+        worker.admin.wait_for_readiness(false).await;
+        let (_, checks) = worker.admin.readiness().await.expect("an answer");
+        assert!(checks.contains(policy) && checks.contains("noeviction"), "{checks}");
+        let safe = worker.admin.metric("flashsale_eviction_policy_safe", "").await;
+        assert_eq!(safe, Some(0.0), "{policy}");
+        stand.ask::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+        worker.admin.wait_for_readiness(true).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
