@@ -9,6 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flashsale_bootstrap::settings::AdmissionSettings;
@@ -17,6 +18,8 @@ use flashsale_domain::{Admission, AdmissionRequest, Partition, Refusal, SaleId};
 use flashsale_storage_redis::{AdmissionConnection, RedisFault};
 use tokio::sync::oneshot;
 use tracing::{error, info};
+
+use crate::leases::Leases;
 
 /// The decision, or why there is none.
 pub(crate) type Answer = Result<Result<Admission, Refusal>, NoDecision>;
@@ -46,6 +49,7 @@ struct Inner {
     waiting: Cell<usize>,
     lanes: RefCell<HashMap<SaleId, VecDeque<Waiting>>>,
     failing: Cell<bool>,
+    leases: Arc<Leases>,
 }
 
 struct Waiting {
@@ -55,7 +59,11 @@ struct Waiting {
 }
 
 impl AdmissionQueue {
-    pub(crate) fn new(connection: AdmissionConnection, settings: &AdmissionSettings) -> Self {
+    pub(crate) fn new(
+        connection: AdmissionConnection,
+        settings: &AdmissionSettings,
+        leases: Arc<Leases>,
+    ) -> Self {
         Self {
             inner: Rc::new(Inner {
                 connection,
@@ -65,6 +73,7 @@ impl AdmissionQueue {
                 waiting: Cell::new(0),
                 lanes: RefCell::default(),
                 failing: Cell::new(false),
+                leases,
             }),
         }
     }
@@ -110,9 +119,11 @@ impl Inner {
             }
             metrics::histogram!("flashsale_admission_batch_size").record(count(batch.len()));
             let requests = batch.iter().map(|waiting| &waiting.request);
+            let sent = Instant::now();
             match connection.admit(partition, sale, requests).await {
                 Ok(decided) => {
                     self.note_success();
+                    self.leases.learn(partition, sale, sent, &decided);
                     for (waiting, outcome) in batch.into_iter().zip(decided.outcomes) {
                         answer(waiting, Ok(outcome));
                     }

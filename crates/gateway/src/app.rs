@@ -12,19 +12,27 @@ use actix_web::{App, HttpServer, web};
 use anyhow::Context as _;
 use flashsale_bootstrap::telemetry::PrometheusHandle;
 use flashsale_bootstrap::{AdminServer, Readiness, Settings, Shutdown};
-use flashsale_operations::connect;
+use flashsale_operations::{Operations, connect};
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
-use tokio::time::sleep;
+use flashsale_webhooks::Secrets;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admission_queue::AdmissionQueue;
 use crate::auth::TokenVerifier;
 use crate::catalogue::{CHECK_CATALOGUE, CHECK_REDIS, Catalogue, CatalogueFollower};
 use crate::direct::DirectOrders;
+use crate::followers::{Followers, FollowersFeed};
+use crate::leases::Leases;
+use crate::newest_sales::NewestSales;
 use crate::problem;
 use crate::receipts::Receipts;
 use crate::routes;
+use crate::unread_body;
+
+/// How long closing the connections may take; nothing is in flight on them by then.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
 const CHECK_SERVING: &str = "serving";
 
@@ -37,10 +45,18 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 pub(crate) struct State {
     pub(crate) verifier: TokenVerifier,
     pub(crate) catalogue: Arc<Catalogue>,
+    pub(crate) newest_sales: NewestSales,
     pub(crate) receipts: Receipts,
     pub(crate) direct: DirectOrders,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) followers: Arc<Followers>,
+    pub(crate) operations: Operations,
+    /// What the payment provider signs with.
+    pub(crate) payment_secrets: Option<Secrets>,
     /// The largest request body, in bytes.
     pub(crate) body_limit_bytes: usize,
+    /// How long a request body may take to come.
+    pub(crate) body_timeout: Duration,
     /// The largest request line and headers together, in bytes.
     pub(crate) head_limit_bytes: usize,
     /// Requested when the gateway is to leave: who waits for something is answered now.
@@ -103,16 +119,26 @@ impl Gateway {
         let after_drain = Shutdown::new();
         let admin = tokio::spawn(self.admin.run(after_drain.clone()));
         let catalogue = Arc::new(Catalogue::default());
-        let mut follower = CatalogueFollower {
+        let follower = CatalogueFollower {
             catalogue: Arc::clone(&catalogue),
             database: self.database.clone(),
             redis: self.redis.clone(),
             readiness: self.readiness.clone(),
             refresh: self.settings.catalogue.refresh,
-            seen_ms: 0,
         };
-        follower.load().await.context("the sales cannot be read")?;
+        tokio::select! {
+            loaded = follower.load() => loaded.context("the sales cannot be read")?,
+            // Nobody has been served yet, so nobody is waited for.
+            () = shutdown.requested() => return Ok(()),
+        }
+        let (newest_sales, looker) = NewestSales::of(&follower);
         let follower = tokio::spawn(follower.run(after_drain.clone()));
+        let looker = tokio::spawn(looker.run(after_drain.clone()));
+        let leases = Arc::new(Leases::new(self.redis.clone()));
+        let followers = Arc::new(Followers::default());
+        let feed =
+            FollowersFeed::new(Arc::clone(&followers), self.redis.clone(), self.database.clone());
+        let feed = tokio::spawn(feed.run(after_drain.clone()));
 
         let http_addr = self.listener.local_addr()?;
         let http = self.settings.http.clone();
@@ -123,13 +149,19 @@ impl Gateway {
         let state = web::Data::new(State {
             verifier: self.verifier,
             catalogue,
+            newest_sales,
             receipts: Receipts { redis: self.redis.clone(), database: self.database.clone() },
             direct: DirectOrders {
                 redis: self.redis.clone(),
                 database: self.database.clone(),
                 settings: self.settings.direct.clone(),
             },
+            leases: Arc::clone(&leases),
+            followers,
+            operations: Operations::new(self.redis.clone(), self.database.clone()),
+            payment_secrets: self.settings.payment.webhook_secret.clone(),
             body_limit_bytes: http.body_limit_bytes,
+            body_timeout: http.body_timeout,
             head_limit_bytes: http.head_limit_bytes,
             draining: shutdown.clone(),
         });
@@ -139,11 +171,16 @@ impl Gateway {
                 .admission_connection()
                 .expect("the same settings have given a connection before");
             App::new()
-                .app_data(web::ThinData(AdmissionQueue::new(connection, &admission)))
+                .app_data(web::ThinData(AdmissionQueue::new(
+                    connection,
+                    &admission,
+                    Arc::clone(&leases),
+                )))
                 .app_data(state.clone())
                 .wrap(from_fn(problem::limit_head))
                 .wrap(from_fn(problem::localize))
                 .wrap(from_fn(end_connections_when_draining))
+                .wrap(from_fn(unread_body::keep_until_answered))
                 .configure(routes::configure)
         })
         .workers(if http.workers == 0 { cores() } else { http.workers })
@@ -167,8 +204,13 @@ impl Gateway {
         server.await.context("the server ended badly")??;
         after_drain.request();
         follower.await.context("the catalogue ended badly")?;
+        looker.await.context("the look for new sales ended badly")?;
+        feed.await.context("the followers' feed ended badly")?;
         admin.await.context("the admin listener ended badly")??;
-        self.database.close().await?;
+        match timeout(CLOSE_WITHIN, self.database.close()).await {
+            Ok(closed) => closed?,
+            Err(_) => warn!("the database does not answer; leaving its connections open"),
+        }
         info!("stopped");
         Ok(())
     }

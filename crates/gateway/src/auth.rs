@@ -1,29 +1,38 @@
 //! Who asks: the bearer token, checked once, at the edge.
 
 use std::future::{Ready, ready};
+use std::time::Duration;
 
 use actix_web::dev::Payload;
-use actix_web::http::header::AUTHORIZATION;
 use actix_web::{FromRequest, HttpRequest, web};
 use anyhow::{Context as _, bail};
+use flashsale_bootstrap::clock;
 use flashsale_bootstrap::settings::{AuthSettings, TokenKey};
 use flashsale_domain::UserId;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
+use tokio::time::Instant;
 
 use crate::app::State;
+use crate::headers::at_most_one;
 use crate::problem::Problem;
+
+const AUTHORIZATION: &str = "Authorization";
+const TOKEN_LEFT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Checks tokens with one key and one algorithm. Which algorithm is ours to say, never the token's.
 pub(crate) struct TokenVerifier {
     key: DecodingKey,
     validation: Validation,
+    leeway: Duration,
 }
 
 #[derive(Deserialize)]
 struct Claims {
     sub: String,
+    /// Seconds since the Unix epoch.
+    exp: f64,
 }
 
 impl TokenVerifier {
@@ -54,13 +63,11 @@ impl TokenVerifier {
         // Which audience a shop's tokens name is the shop's affair.
         validation.validate_aud = false;
         validation.set_required_spec_claims(&["exp", "sub"]);
-        Ok(Self { key, validation })
+        Ok(Self { key, validation, leeway: settings.leeway })
     }
 
-    fn verify(&self, request: &HttpRequest) -> Result<UserId, Problem> {
-        let header = request
-            .headers()
-            .get(AUTHORIZATION)
+    fn verify(&self, request: &HttpRequest) -> Result<Buyer, Problem> {
+        let header = at_most_one(request, AUTHORIZATION)?
             .ok_or(Problem::Unauthorized("send Authorization: Bearer <token>"))?;
         let malformed = Problem::Unauthorized("the Authorization header is not Bearer <token>");
         let (scheme, token) =
@@ -77,16 +84,25 @@ impl TokenVerifier {
                     _ => "the token is not valid",
                 })
             })?;
-        UserId::new(token.claims.sub).map_err(|_| {
+        let user_id = UserId::new(token.claims.sub).map_err(|_| {
             Problem::Unauthorized(
                 "the token's sub is not 1 to 128 bytes without control characters",
             )
-        })
+        })?;
+        let now_s = Duration::from_millis(u64::try_from(clock::now_ms()).unwrap_or(0));
+        let left = Duration::try_from_secs_f64(token.claims.exp - now_s.as_secs_f64());
+        // A token that is good for longer than a stream lasts may as well be good for a year.
+        let left = left.unwrap_or(Duration::ZERO).min(TOKEN_LEFT_MAX) + self.leeway;
+        Ok(Buyer { user_id, expires_at: Instant::now() + left })
     }
 }
 
 /// The buyer who sent the request.
-pub(crate) struct Buyer(pub(crate) UserId);
+pub(crate) struct Buyer {
+    pub(crate) user_id: UserId,
+    /// When the token is no longer good.
+    pub(crate) expires_at: Instant,
+}
 
 impl FromRequest for Buyer {
     type Error = Problem;
@@ -94,6 +110,6 @@ impl FromRequest for Buyer {
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let state = request.app_data::<web::Data<State>>().expect("every app is built with state");
-        ready(state.verifier.verify(request).map(Buyer))
+        ready(state.verifier.verify(request))
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -23,6 +23,10 @@ pub(crate) const CHECK_REDIS: &str = "redis";
 /// become visible after a later stamp was already seen.
 const OVERLAP_MS: i64 = 30_000;
 
+/// How far before its start a sale is refused from memory; a server that takes over after a failover
+/// may have a clock that is ahead of the old one's.
+const START_MARGIN_MS: i64 = 1000;
+
 /// A sale as buyers see it.
 #[derive(Debug, Clone)]
 pub(crate) struct CatalogueSale {
@@ -33,12 +37,55 @@ pub(crate) struct CatalogueSale {
 
 type Sales = BTreeMap<SaleId, CatalogueSale>;
 
-/// The published sales, and Redis's clock. Shared by all threads; reading takes no lock.
+/// The published sales, and Redis's clock. Shared by all threads; reading takes no lock. Two tasks
+/// write to it, so every write is a change of what is there, with no wait between reading and writing.
 #[derive(Default)]
 pub(crate) struct Catalogue {
     sales: ArcSwap<Sales>,
-    /// Redis's clock minus this machine's, in milliseconds.
-    clock_offset_ms: AtomicI64,
+    /// The latest change seen, by the database's clock; 0 at first.
+    seen_ms: AtomicI64,
+    clock: RedisClock,
+}
+
+/// Redis's clock, as last seen. It is carried on by this machine's monotonic clock, so that a step of
+/// the wall clock changes nothing.
+struct RedisClock {
+    started: Instant,
+    /// What it showed at `started`: milliseconds since the Unix epoch.
+    at_start_ms: AtomicI64,
+    /// Whether it was ever asked: until then the wall clock stands in.
+    is_known: AtomicBool,
+}
+
+impl Default for RedisClock {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            at_start_ms: AtomicI64::new(clock::now_ms()),
+            is_known: AtomicBool::new(false),
+        }
+    }
+}
+
+impl RedisClock {
+    fn elapsed_ms(&self) -> i64 {
+        i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX)
+    }
+
+    fn now_ms(&self) -> i64 {
+        self.at_start_ms.load(Ordering::Relaxed) + self.elapsed_ms()
+    }
+
+    /// Takes over what Redis showed in the middle between `asked_ms` and now. An answer that took
+    /// longer than the margin allows for is passed over: when it was given is anybody's guess.
+    fn set(&self, redis_ms: i64, asked_ms: i64) {
+        if self.elapsed_ms() - asked_ms > START_MARGIN_MS {
+            return;
+        }
+        let middle = i64::midpoint(asked_ms, self.elapsed_ms());
+        self.at_start_ms.store(redis_ms - middle, Ordering::Relaxed);
+        self.is_known.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Catalogue {
@@ -59,9 +106,57 @@ impl Catalogue {
         open.rev().cloned().collect()
     }
 
+    /// Takes over what changed in the database since the last look.
+    pub(crate) async fn take_over_changes(&self, database: &Database) -> Result<(), SqlFault> {
+        let since_ms = (self.seen_ms.load(Ordering::Relaxed) - OVERLAP_MS).max(0);
+        let changed = database.list_sales_changed(since_ms).await?;
+        let Some(seen_ms) = changed.iter().map(|change| change.changed_ms).max() else {
+            return Ok(());
+        };
+        self.change(|sales| {
+            for change in &changed {
+                let sale = change.sale.clone();
+                let stock_left =
+                    sales.get(&sale.id).map_or(sale.stock_left, |entry| entry.stock_left);
+                sales.insert(sale.id, CatalogueSale { sale, stock_left });
+            }
+        });
+        self.seen_ms.fetch_max(seen_ms, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes over how many units are left.
+    fn set_stock(&self, stock: &[(SaleId, i64)]) {
+        self.change(|sales| {
+            for (id, stock_left) in stock {
+                if let Some(entry) = sales.get_mut(id) {
+                    entry.stock_left = *stock_left;
+                }
+            }
+        });
+    }
+
+    fn change(&self, change: impl Fn(&mut Sales)) {
+        self.sales.rcu(|known| {
+            let mut sales = Sales::clone(known);
+            change(&mut sales);
+            sales
+        });
+    }
+
     /// Redis's clock, as last seen: milliseconds since the Unix epoch.
     pub(crate) fn now_ms(&self) -> i64 {
-        clock::now_ms() + self.clock_offset_ms.load(Ordering::Relaxed)
+        self.clock.now_ms()
+    }
+
+    /// Whether a published sale's window opens so much later that no error of the clock could matter.
+    /// The edge itself is for the script to decide, and so is a sale that was paused or closed before.
+    pub(crate) fn is_long_before_start(&self, id: SaleId) -> bool {
+        self.clock.is_known.load(Ordering::Relaxed)
+            && self.sales.load().get(&id).is_some_and(|entry| {
+                entry.sale.state == SaleState::Published
+                    && self.now_ms() + START_MARGIN_MS < entry.sale.window.opens_ms()
+            })
     }
 }
 
@@ -72,25 +167,31 @@ pub(crate) struct CatalogueFollower {
     pub(crate) redis: Redis,
     pub(crate) readiness: Readiness,
     pub(crate) refresh: Duration,
-    /// The latest change seen, by the database's clock; 0 at first.
-    pub(crate) seen_ms: i64,
 }
 
 impl CatalogueFollower {
     /// Reads every sale once, before anybody may ask: a sale that is not known yet would be told to
     /// buyers as one that does not exist.
-    pub(crate) async fn load(&mut self) -> Result<(), SqlFault> {
+    pub(crate) async fn load(&self) -> Result<(), SqlFault> {
         self.follow().await
     }
 
     /// Follows what changes, until the shutdown is requested.
-    pub(crate) async fn run(mut self, shutdown: Shutdown) {
+    pub(crate) async fn run(self, shutdown: Shutdown) {
+        // A look that hangs in a store that says nothing holds no shutdown up.
+        tokio::select! {
+            () = self.follow_for_good() => {}
+            () = shutdown.requested() => {}
+        }
+    }
+
+    async fn follow_for_good(&self) {
         let mut last_read = Instant::now();
         let mut failing = false;
         // What is known stays good while the database is away: queued sales go on, so a gateway that
         // has loaded once stays ready.
         self.readiness.set_ok(CHECK_CATALOGUE);
-        while !shutdown.is_requested() {
+        loop {
             match self.follow().await {
                 Ok(()) => {
                     if failing {
@@ -112,69 +213,50 @@ impl CatalogueFollower {
                 Ok(()) => self.readiness.set_ok(CHECK_REDIS),
                 Err(fault) => self.readiness.set_failed(CHECK_REDIS, fault.to_string()),
             }
-            tokio::select! {
-                () = sleep(self.refresh) => {}
-                () = shutdown.requested() => {}
-            }
+            sleep(self.refresh).await;
         }
     }
 
     /// Takes over what changed in the database since the last look.
-    async fn follow(&mut self) -> Result<(), SqlFault> {
-        let since_ms = (self.seen_ms - OVERLAP_MS).max(0);
-        let changed = self.database.list_sales_changed(since_ms).await?;
-        let known = self.catalogue.sales.load();
-        let mut sales = Sales::clone(&known);
-        for change in changed {
-            self.seen_ms = change.changed_ms.max(self.seen_ms);
-            let id = change.sale.id;
-            let stock_left =
-                sales.get(&id).map_or(change.sale.stock_left, |entry| entry.stock_left);
-            sales.insert(id, CatalogueSale { sale: change.sale, stock_left });
-        }
+    async fn follow(&self) -> Result<(), SqlFault> {
+        self.catalogue.take_over_changes(&self.database).await?;
         // A direct sale's stock is the database's.
-        let direct: Vec<SaleId> = sales
+        let known = self.catalogue.sales.load_full();
+        let direct = known
             .values()
             .filter(|entry| {
                 entry.sale.mode == SaleMode::Direct && entry.sale.state != SaleState::Closed
             })
-            .map(|entry| entry.sale.id)
-            .collect();
+            .map(|entry| entry.sale.id);
+        let mut stock = Vec::new();
         for id in direct {
-            if let (Some(sale), Some(entry)) =
-                (self.database.find_sale(id).await?, sales.get_mut(&id))
-            {
-                entry.stock_left = sale.stock_left;
+            if let Some(sale) = self.database.find_sale(id).await? {
+                stock.push((id, sale.stock_left));
             }
         }
-        self.catalogue.sales.store(Arc::new(sales));
+        self.catalogue.set_stock(&stock);
         Ok(())
     }
 
     /// Takes over Redis's clock and the stock of the queued sales.
     async fn follow_redis(&self) -> Result<(), RedisFault> {
-        let before = clock::now_ms();
+        let asked_ms = self.catalogue.clock.elapsed_ms();
         let redis_ms = self.redis.time_ms().await?;
-        let middle = i64::midpoint(before, clock::now_ms());
-        self.catalogue.clock_offset_ms.store(redis_ms - middle, Ordering::Relaxed);
+        self.catalogue.clock.set(redis_ms, asked_ms);
 
-        let known = self.catalogue.sales.load();
+        let known = self.catalogue.sales.load_full();
         let mut by_home: HashMap<Partition, Vec<SaleId>> = HashMap::new();
         for entry in known.values().filter(|entry| entry.sale.state != SaleState::Closed) {
             if let Some(partition) = entry.sale.partition {
                 by_home.entry(partition).or_default().push(entry.sale.id);
             }
         }
-        let mut sales = Sales::clone(&known);
+        let mut stock = Vec::new();
         for (partition, ids) in by_home {
-            let stock = self.redis.list_stock(partition, &ids).await?;
-            for (id, stock) in ids.iter().zip(stock) {
-                if let (Some(stock), Some(entry)) = (stock, sales.get_mut(id)) {
-                    entry.stock_left = stock;
-                }
-            }
+            let left = self.redis.list_stock(partition, &ids).await?;
+            stock.extend(ids.into_iter().zip(left).filter_map(|(id, left)| Some((id, left?))));
         }
-        self.catalogue.sales.store(Arc::new(sales));
+        self.catalogue.set_stock(&stock);
         Ok(())
     }
 }

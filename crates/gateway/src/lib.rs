@@ -8,10 +8,15 @@ mod app;
 mod auth;
 mod catalogue;
 mod direct;
+mod followers;
+mod headers;
+mod leases;
+mod newest_sales;
 mod openapi;
 mod problem;
 mod receipts;
 mod routes;
+mod unread_body;
 
 pub use app::Gateway;
 pub use openapi::api_document;

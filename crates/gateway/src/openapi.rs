@@ -3,7 +3,7 @@
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use crate::routes::{orders, sales};
+use crate::routes::{events, orders, payments, sales};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -18,11 +18,22 @@ use crate::routes::{orders, sales};
                        limit `too-large` (431).",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
-    paths(sales::list, sales::show, orders::place, orders::show, orders::list),
+    paths(
+        sales::list,
+        sales::show,
+        events::sale,
+        orders::place,
+        orders::show,
+        events::order,
+        orders::list,
+        orders::cancel,
+        payments::webhook,
+    ),
     modifiers(&Bearer),
     tags(
         (name = "sales", description = "What is for sale, and when"),
-        (name = "orders", description = "Placing and following orders"),
+        (name = "orders", description = "Placing, following and cancelling orders"),
+        (name = "payments", description = "What the payment provider tells"),
     ),
 )]
 struct Api;

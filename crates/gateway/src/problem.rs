@@ -4,6 +4,7 @@
 //! Accept-Language, the detail is for the engineer who reads it.
 
 use std::fmt;
+use std::time::Duration;
 
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -14,7 +15,7 @@ use actix_web::http::header::{
 use actix_web::middleware::Next;
 use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
 use chrono::{DateTime, Utc};
-use flashsale_domain::OrderId;
+use flashsale_domain::{OrderId, OrderState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -47,10 +48,18 @@ pub(crate) enum Problem {
     SaleNotFound,
     /// No such order for this buyer.
     OrderNotFound,
+    /// An order in this state cannot be cancelled.
+    NotCancellable(OrderState),
+    /// A payment is not what its order costs.
+    PaymentMismatch,
+    /// A webhook is not signed as it should be; why.
+    BadSignature(String),
     /// No such path.
     NotFound,
     /// The path exists, with other methods.
     MethodNotAllowed(&'static str),
+    /// The body did not come within this time.
+    RequestTimeout(Duration),
     /// The body is larger than this many bytes.
     TooLarge(usize),
     /// Request line and headers are larger than this many bytes.
@@ -125,6 +134,21 @@ impl Problem {
             Self::OrderNotFound => {
                 (StatusCode::NOT_FOUND, "order-not-found", "There is no such order", "订单不存在")
             }
+            Self::NotCancellable(_) => (
+                StatusCode::CONFLICT,
+                "not-cancellable",
+                "This order cannot be cancelled",
+                "该订单无法取消",
+            ),
+            Self::PaymentMismatch => (
+                StatusCode::CONFLICT,
+                "payment-mismatch",
+                "The payment is not what the order costs",
+                "支付金额与订单不符",
+            ),
+            Self::BadSignature(_) => {
+                (StatusCode::UNAUTHORIZED, "unauthorized", "The signature is not good", "签名无效")
+            }
             Self::NotFound => {
                 (StatusCode::NOT_FOUND, "not-found", "There is nothing here", "页面不存在")
             }
@@ -133,6 +157,12 @@ impl Problem {
                 "method-not-allowed",
                 "This cannot be done here",
                 "不支持此操作",
+            ),
+            Self::RequestTimeout(_) => (
+                StatusCode::REQUEST_TIMEOUT,
+                "request-timeout",
+                "The request took too long to arrive",
+                "请求超时",
             ),
             Self::TooLarge(_) => (
                 StatusCode::PAYLOAD_TOO_LARGE,
@@ -182,7 +212,17 @@ impl Problem {
         match self {
             Self::InvalidRequest(detail) => Some(detail.clone()),
             Self::Unauthorized(detail) => Some((*detail).to_owned()),
+            Self::BadSignature(detail) => Some(detail.clone()),
+            Self::NotCancellable(state) => Some(format!(
+                "the order is {state}; only one that is awaiting_payment can be cancelled"
+            )),
+            Self::PaymentMismatch => Some(
+                "amount or currency is not the order's; the order is as before, and the money is \
+                 due back"
+                    .to_owned(),
+            ),
             Self::MethodNotAllowed(allowed) => Some(format!("allowed: {allowed}")),
+            Self::RequestTimeout(limit) => Some(format!("a body is sent within {limit:?}")),
             Self::TooLarge(limit) => Some(format!("a body has at most {limit} bytes")),
             Self::HeadTooLarge(limit) => {
                 Some(format!("the request line and the headers have at most {limit} bytes"))
@@ -231,6 +271,10 @@ impl Problem {
         match self {
             Self::Unauthorized(_) => {
                 response.insert_header((WWW_AUTHENTICATE, "Bearer"));
+            }
+            // A 401 names a scheme; this one has no registered name.
+            Self::BadSignature(_) => {
+                response.insert_header((WWW_AUTHENTICATE, "StandardWebhooks"));
             }
             Self::MethodNotAllowed(allowed) => {
                 response.insert_header((ALLOW, *allowed));

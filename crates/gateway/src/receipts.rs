@@ -135,5 +135,6 @@ fn in_state(order: NewOrder, state: OrderState) -> Order {
         price: None,
         pay_by_ms: None,
         committed_ms: None,
+        settled_ms: None,
     }
 }

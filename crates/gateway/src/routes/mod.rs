@@ -1,13 +1,14 @@
 //! The buyers' API on one screen.
 
-use actix_web::web::{self, Redirect, ServiceConfig};
+use actix_web::web::{self, ServiceConfig};
 use chrono::{DateTime, SecondsFormat, Utc};
-use utoipa_swagger_ui::SwaggerUi;
 
-use crate::openapi::api_document;
 use crate::problem::Problem;
 
+pub(crate) mod docs;
+pub(crate) mod events;
 pub(crate) mod orders;
+pub(crate) mod payments;
 pub(crate) mod sales;
 
 /// Every path; a method that a path does not have is told which it has.
@@ -40,10 +41,44 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
                 .route(web::get().to(orders::show))
                 .default_service(web::to(|| only("GET"))),
         )
-        // The viewer lives below /docs/, and serves the document to itself and everybody.
-        .service(Redirect::new("/docs", "/docs/"))
-        .service(Redirect::new("/", "/docs/"))
-        .service(SwaggerUi::new("/docs/{_:.*}").url("/openapi.json", api_document()))
+        .service(
+            web::resource("/api/v1/orders/{order}/events")
+                .route(web::get().to(events::order))
+                .default_service(web::to(|| only("GET"))),
+        )
+        .service(
+            web::resource("/api/v1/orders/{order}/cancel")
+                .route(web::post().to(orders::cancel))
+                .default_service(web::to(|| only("POST"))),
+        )
+        .service(
+            web::resource("/api/v1/payments/webhook")
+                .route(web::post().to(payments::webhook))
+                .default_service(web::to(|| only("POST"))),
+        )
+        .service(
+            web::resource("/api/v1/sales/{sale}/events")
+                .route(web::get().to(events::sale))
+                .default_service(web::to(|| only("GET"))),
+        )
+        .service(
+            web::resource("/openapi.json")
+                .route(web::get().to(docs::document))
+                .route(web::head().to(docs::document))
+                .default_service(web::to(|| only("GET, HEAD"))),
+        )
+        .service(
+            web::resource("/docs/{path:.*}")
+                .route(web::get().to(docs::viewer))
+                .route(web::head().to(docs::viewer))
+                .default_service(web::to(|| only("GET, HEAD"))),
+        )
+        .service(
+            web::resource(["/", "/docs"])
+                .route(web::get().to(docs::to_viewer))
+                .route(web::head().to(docs::to_viewer))
+                .default_service(web::to(|| only("GET, HEAD"))),
+        )
         .default_service(web::to(|| async { Err::<&str, _>(Problem::NotFound) }));
 }
 

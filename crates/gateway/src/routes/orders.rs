@@ -5,13 +5,13 @@ use std::time::Duration;
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use actix_web::{HttpRequest, HttpResponse, web};
 use flashsale_domain::{
-    Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, Refusal, RejectReason,
-    SaleId, SaleMode,
+    Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, Partition, Refusal,
+    RejectReason, SaleId, SaleMode, UserId,
 };
-use flashsale_storage_sql::{DirectAnswer, OrderFilter};
+use flashsale_storage_sql::{Cancellation, DirectAnswer, OrderFilter};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::error;
 use utoipa::{IntoParams, ToSchema};
 
@@ -19,12 +19,14 @@ use crate::admission_queue::{AdmissionQueue, NoDecision};
 use crate::app::State;
 use crate::auth::Buyer;
 use crate::catalogue::Catalogue;
+use crate::followers::News;
+use crate::headers::at_most_one;
 use crate::problem::{Problem, ProblemBody};
-use crate::receipts::{Receipt, ReceiptFault};
+use crate::receipts::{Receipt, ReceiptFault, Receipts};
 use crate::routes::sales::PriceView;
 use crate::routes::{rfc3339, time_of};
 
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
+const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 const IDEMPOTENCY_REPLAYED: &str = "Idempotency-Replayed";
 
 /// What a buyer gets at once.
@@ -53,7 +55,7 @@ pub(crate) struct OrderView {
     sale_id: Option<SaleId>,
     /// `queued`, `awaiting_payment`, `paid`, `cancelled`, `expired`, `refund_due`, `rejected`, `dead`.
     #[schema(value_type = String)]
-    state: OrderState,
+    pub(crate) state: OrderState,
     /// Why it was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -66,6 +68,9 @@ pub(crate) struct OrderView {
     /// When it was committed (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none")]
     committed_at: Option<String>,
+    /// When it was paid or ended (RFC 3339).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settled_at: Option<String>,
 }
 
 /// Some of a buyer's orders.
@@ -91,6 +96,7 @@ impl From<Receipt> for OrderView {
                 price: None,
                 pay_by: None,
                 committed_at: None,
+                settled_at: None,
             },
         }
     }
@@ -110,6 +116,7 @@ impl From<Order> for OrderView {
             }),
             pay_by: time(order.pay_by_ms),
             committed_at: time(order.committed_ms),
+            settled_at: time(order.settled_ms),
         }
     }
 }
@@ -136,6 +143,7 @@ impl From<Order> for OrderView {
         (status = 404, body = ProblemBody, description = "sale-not-found"),
         (status = 409, body = ProblemBody,
             description = "sold-out, already-ordered, not-started, ended, paused"),
+        (status = 408, body = ProblemBody, description = "request-timeout"),
         (status = 413, body = ProblemBody, description = "too-large"),
         (status = 415, body = ProblemBody, description = "unsupported-media-type"),
         (status = 503, body = ProblemBody,
@@ -151,13 +159,19 @@ pub(crate) async fn place(
     state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
     let sale: SaleId = path.parse().map_err(|_| Problem::SaleNotFound)?;
-    let (mode, partition) = state.catalogue.route(sale).ok_or(Problem::SaleNotFound)?;
     let digest = idempotency_key(&request)?.map(|key| key.digest());
-    check_body(&request, body, state.body_limit_bytes).await?;
+    let (mode, partition) = route(&state, sale).await?;
+    check_body(&request, body, &state).await?;
 
     match (mode, partition) {
         (SaleMode::Queued, Some(partition)) => {
-            let wish = AdmissionRequest { user_id: buyer.0, digest };
+            if let Some(refusal) = refuse_from_memory(&state, sale, &buyer.user_id) {
+                count_admission(sale, refusal.as_str());
+                metrics::counter!("flashsale_local_refusals_total", "outcome" => refusal.as_str())
+                    .increment(1);
+                return Err(problem_of_refusal(refusal, sale, &state.catalogue));
+            }
+            let wish = AdmissionRequest { user_id: buyer.user_id, digest };
             let outcome = queue.admit(partition, sale, wish).await;
             let label = match &outcome {
                 Ok(Ok(Admission { replayed: false, .. })) => "admitted",
@@ -173,7 +187,7 @@ pub(crate) async fn place(
         }
         (SaleMode::Queued, None) => Err(Problem::SaleUnavailable),
         (SaleMode::Direct, _) => {
-            let answer = state.direct.place(sale, buyer.0, digest).await;
+            let answer = state.direct.place(sale, buyer.user_id, digest).await;
             let label = match &answer {
                 Ok(DirectAnswer::Placed(_)) => "admitted",
                 Ok(DirectAnswer::Replayed(_)) => "replayed",
@@ -192,6 +206,24 @@ pub(crate) async fn place(
             }
         }
     }
+}
+
+/// Where a sale lives and how it decides. One that is not known may have been published a moment
+/// ago: then the database is asked before anybody is told that there is no such sale.
+async fn route(state: &State, sale: SaleId) -> Result<(SaleMode, Option<Partition>), Problem> {
+    if let Some(route) = state.catalogue.route(sale) {
+        return Ok(route);
+    }
+    state.newest_sales.look().await.map_err(|_| Problem::SaleUnavailable)?;
+    state.catalogue.route(sale).ok_or(Problem::SaleNotFound)
+}
+
+/// What is certain without asking Redis.
+fn refuse_from_memory(state: &State, sale: SaleId, user: &UserId) -> Option<Refusal> {
+    if state.catalogue.is_long_before_start(sale) {
+        return Some(Refusal::NotStarted);
+    }
+    state.leases.refuse(sale, user)
 }
 
 fn accepted(sale_id: SaleId, admission: Admission) -> HttpResponse {
@@ -263,11 +295,7 @@ fn problem_of_refusal(refusal: Refusal, sale: SaleId, catalogue: &Catalogue) -> 
 }
 
 fn idempotency_key(request: &HttpRequest) -> Result<Option<IdempotencyKey>, Problem> {
-    let mut values = request.headers().get_all(IDEMPOTENCY_KEY);
-    let Some(value) = values.next() else { return Ok(None) };
-    if values.next().is_some() {
-        return Err(Problem::InvalidRequest("send one Idempotency-Key, not several".to_owned()));
-    }
+    let Some(value) = at_most_one(request, IDEMPOTENCY_KEY)? else { return Ok(None) };
     let key = value.to_str().ok().and_then(|text| IdempotencyKey::new(text).ok());
     key.map(Some).ok_or_else(|| {
         let allowed = "an Idempotency-Key has 1 to 255 visible ASCII characters";
@@ -275,26 +303,42 @@ fn idempotency_key(request: &HttpRequest) -> Result<Option<IdempotencyKey>, Prob
     })
 }
 
-/// An order needs no body. One that is sent all the same must be a JSON object of a modest size, so
-/// that a client which means something else by it is told.
-async fn check_body(
+/// Reads a body of a modest size, within its time.
+pub(crate) async fn read_body(
     request: &HttpRequest,
     mut body: web::Payload,
-    limit: usize,
-) -> Result<(), Problem> {
+    state: &State,
+) -> Result<Vec<u8>, Problem> {
+    let limit = state.body_limit_bytes;
     let declared = request.headers().get(CONTENT_LENGTH).and_then(|v| v.to_str().ok());
     if declared.and_then(|v| v.parse::<usize>().ok()).is_some_and(|length| length > limit) {
         return Err(Problem::TooLarge(limit));
     }
-    let mut bytes = Vec::new();
-    while let Some(chunk) = body.next().await {
-        let chunk = chunk
-            .map_err(|_| Problem::InvalidRequest("the body ended before its end".to_owned()))?;
-        if bytes.len() + chunk.len() > limit {
-            return Err(Problem::TooLarge(limit));
+    let read = async {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = body.next().await {
+            let chunk = chunk
+                .map_err(|_| Problem::InvalidRequest("the body ended before its end".to_owned()))?;
+            if bytes.len() + chunk.len() > limit {
+                return Err(Problem::TooLarge(limit));
+            }
+            bytes.extend_from_slice(&chunk);
         }
-        bytes.extend_from_slice(&chunk);
-    }
+        Ok(bytes)
+    };
+    timeout(state.body_timeout, read)
+        .await
+        .map_err(|_| Problem::RequestTimeout(state.body_timeout))?
+}
+
+/// An order needs no body. One that is sent all the same must be a JSON object of a modest size, so
+/// that a client which means something else by it is told.
+async fn check_body(
+    request: &HttpRequest,
+    body: web::Payload,
+    state: &State,
+) -> Result<(), Problem> {
+    let bytes = read_body(request, body, state).await?;
     if bytes.is_empty() {
         return Ok(());
     }
@@ -320,10 +364,6 @@ pub(crate) struct ShowQuery {
 
 /// The longest wait for an order to leave `queued`, in seconds.
 const WAIT_MAX_S: u64 = 30;
-/// How often a waiting reader looks again: soon at first, because most orders are committed within
-/// a few milliseconds.
-const LOOK_AGAIN_MIN: Duration = Duration::from_millis(20);
-const LOOK_AGAIN_MAX: Duration = Duration::from_millis(500);
 
 /// One of one's own orders.
 #[utoipa::path(
@@ -348,25 +388,97 @@ pub(crate) async fn show(
         .map(|query| query.wait.unwrap_or(0))
         .filter(|seconds| *seconds <= WAIT_MAX_S)
         .ok_or_else(|| {
-            Problem::InvalidRequest(format!("wait is a number of seconds from 0 to {WAIT_MAX_S}"))
+            Problem::InvalidRequest(format!(
+                "the one parameter is wait, a number of seconds from 0 to {WAIT_MAX_S}, given at most once"
+            ))
         })?;
     let id: OrderId = path.parse().map_err(|_| Problem::OrderNotFound)?;
     let deadline = Instant::now() + Duration::from_secs(wait_s);
-    let mut pause = LOOK_AGAIN_MIN;
-    loop {
-        let found = state.receipts.find(id, &buyer.0).await.map_err(unavailable)?;
-        let order = OrderView::from(found.ok_or(Problem::OrderNotFound)?);
-        let now = Instant::now();
-        if order.state != OrderState::Queued || now >= deadline || state.draining.is_requested() {
-            return Ok(HttpResponse::Ok().insert_header((CACHE_CONTROL, "no-store")).json(order));
-        }
-        // No connection is held while waiting.
-        tokio::select! {
-            () = sleep_until(deadline.min(now + pause)) => {}
-            () = state.draining.requested() => {}
-        }
-        pause = (pause * 2).min(LOOK_AGAIN_MAX);
+    let mut following = (wait_s > 0).then(|| state.followers.follow(id));
+    let mut order = find_view(&state.receipts, id, &buyer.user_id).await?;
+    // No connection is held while waiting.
+    while let Some(following) = &mut following
+        && order.state == OrderState::Queued
+    {
+        order = tokio::select! {
+            news = following.news() => match news {
+                News::Row(row) if row.user_id == buyer.user_id => OrderView::from((*row).clone()),
+                News::Row(_) => return Err(Problem::OrderNotFound),
+                News::Look => match find_view(&state.receipts, id, &buyer.user_id).await {
+                    Ok(order) => order,
+                    // Not readable now: it is asked again soon.
+                    Err(Problem::SaleUnavailable) => continue,
+                    Err(problem) => return Err(problem),
+                },
+            },
+            () = sleep_until(deadline) => break,
+            () = state.draining.requested() => break,
+        };
     }
+    Ok(HttpResponse::Ok().insert_header((CACHE_CONTROL, "no-store")).json(order))
+}
+
+/// A buyer's order, as it is now.
+pub(crate) async fn find_view(
+    receipts: &Receipts,
+    id: OrderId,
+    user: &UserId,
+) -> Result<OrderView, Problem> {
+    let found = receipts.find(id, user).await.map_err(unavailable)?;
+    found.map(OrderView::from).ok_or(Problem::OrderNotFound)
+}
+
+/// Cancel an order that waits for payment. Cancelling it again is the same as once.
+///
+/// Its unit goes back on sale, and the buyer may order again.
+#[utoipa::path(
+    post, path = "/api/v1/orders/{order}/cancel", tag = "orders", security(("bearer" = [])),
+    params(("order" = String, Path, description = "The order's id")),
+    responses(
+        (status = 200, body = OrderView, description = "Cancelled, now or before"),
+        (status = 400, body = ProblemBody, description = "invalid-request"),
+        (status = 401, body = ProblemBody, description = "unauthorized"),
+        (status = 404, body = ProblemBody, description = "order-not-found; also when it is another's"),
+        (status = 408, body = ProblemBody, description = "request-timeout"),
+        (status = 409, body = ProblemBody,
+            description = "not-cancellable: only an order that waits for payment can be cancelled"),
+        (status = 413, body = ProblemBody, description = "too-large"),
+        (status = 415, body = ProblemBody, description = "unsupported-media-type"),
+        (status = 503, body = ProblemBody, description = "sale-unavailable"),
+    ),
+)]
+pub(crate) async fn cancel(
+    request: HttpRequest,
+    path: web::Path<String>,
+    buyer: Buyer,
+    body: web::Payload,
+    state: web::Data<State>,
+) -> Result<HttpResponse, Problem> {
+    let id: OrderId = path.parse().map_err(|_| Problem::OrderNotFound)?;
+    check_body(&request, body, &state).await?;
+    let mut cancelled = try_cancel(&state, id, &buyer.user_id).await?;
+    if cancelled == Cancellation::NotFound {
+        // Perhaps it is only queued, or dead; or it has become a row since.
+        let view = find_view(&state.receipts, id, &buyer.user_id).await?;
+        cancelled = match view.state {
+            OrderState::AwaitingPayment => try_cancel(&state, id, &buyer.user_id).await?,
+            order_state => Cancellation::Refused(order_state),
+        };
+    }
+    match cancelled {
+        Cancellation::Cancelled(stored) => Ok(HttpResponse::Ok()
+            .insert_header((CACHE_CONTROL, "no-store"))
+            .json(OrderView::from(stored.order))),
+        Cancellation::Refused(order_state) => Err(Problem::NotCancellable(order_state)),
+        Cancellation::NotFound => Err(Problem::OrderNotFound),
+    }
+}
+
+async fn try_cancel(state: &State, id: OrderId, user: &UserId) -> Result<Cancellation, Problem> {
+    state.operations.cancel_order(id, user).await.map_err(|fault| {
+        error!(error = %fault, order.id = %id, "an order could not be cancelled");
+        Problem::SaleUnavailable
+    })
 }
 
 /// Which orders to list.
@@ -402,8 +514,14 @@ pub(crate) async fn list(
     buyer: Buyer,
     state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
-    let query = query.map_err(|error| Problem::InvalidRequest(error.to_string()))?.into_inner();
     let invalid = |what: String| Problem::InvalidRequest(what);
+    let query = query.map_err(|_| {
+        invalid(format!(
+            "the parameters are sale, state, cursor and limit (a number from 1 to {LIMIT_MAX}), each \
+             given at most once"
+        ))
+    })?;
+    let query = query.into_inner();
     let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
     if !(1..=LIMIT_MAX).contains(&limit) {
         return Err(invalid(format!("limit is a number from 1 to {LIMIT_MAX}")));
@@ -426,10 +544,11 @@ pub(crate) async fn list(
         limit: limit + 1,
     };
     let home = match sale_id {
-        Some(sale) => state.catalogue.route(sale).ok_or(Problem::SaleNotFound)?.1,
+        Some(sale) => route(&state, sale).await?.1,
         None => None,
     };
-    let mut orders = state.receipts.list(&buyer.0, &filter, home).await.map_err(unavailable)?;
+    let mut orders =
+        state.receipts.list(&buyer.user_id, &filter, home).await.map_err(unavailable)?;
     let limit = usize::try_from(limit).expect("at most 100");
     let more = orders.len() > limit;
     orders.truncate(limit);

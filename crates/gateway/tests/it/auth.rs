@@ -330,3 +330,24 @@ fn der_of(pem: &str) -> Vec<u8> {
     let text: String = lines.collect();
     base64::engine::general_purpose::STANDARD.decode(text).expect("is base64")
 }
+
+#[tokio::test]
+async fn two_tokens_are_refused_whichever_is_good() {
+    let app = TestApp::spawn().await;
+    let sale = app.sale(10).await;
+    let good = format!("Bearer {}", token("alice"));
+    let others = format!("Bearer {}", token("bob"));
+    for two in [[&good, &others], [&good, &good]] {
+        let press = app.request(Method::POST, &format!("/api/v1/sales/{sale}/orders"));
+        let read = app.request(Method::GET, "/api/v1/orders");
+        for request in [press, read] {
+            let request = two.iter().fold(request, |it, one| it.header("Authorization", *one));
+            let answer = send(request).await;
+            assert_eq!(answer.problem(), (400, "invalid-request"));
+            let detail = answer.body["detail"].as_str().expect("says what is allowed");
+            assert!(detail.contains("one Authorization"), "{detail}");
+        }
+    }
+    assert_eq!(app.orders_in_record(sale, "alice").await, 0);
+    assert_eq!(app.orders_in_record(sale, "bob").await, 0);
+}

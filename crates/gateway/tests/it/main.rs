@@ -3,11 +3,17 @@
 //! Each test has a gateway of its own, built from real settings by the program's own code, a key
 //! prefix of its own and a database of its own. A test that breaks a server starts its own.
 
+mod attacks;
 mod auth;
+mod cancel;
 mod catalogue;
 mod direct;
 mod documents;
+mod follow;
+mod keys;
+mod leases;
 mod outages;
+mod pay;
 mod place;
 mod read;
 mod requests;

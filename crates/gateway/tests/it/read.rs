@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use flashsale_domain::{NewSale, OrderId, SaleId};
 use flashsale_storage_redis::DeadLetter;
-use flashsale_storage_sql::DirectAnswer;
 use flashsale_test_support::eventually;
 use serde_json::Value;
 
-use crate::support::{Answer, SOON, TestApp, home, new_sale, now_ms, user};
+use crate::support::{Answer, SOON, TestApp, home, new_sale, now_ms};
 
 fn assert_state(answer: &Answer, state: &str) {
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -133,13 +132,14 @@ async fn an_order_that_the_database_refuses_is_rejected_to_its_buyer_and_nobodys
     // Nothing clears the stream, so that the entry is still there.
     let app = TestApp::spawn_with(&[("worker.trim_interval", "1h")]).await;
     let sale = app.sale(10).await;
-    // Another order of the buyer holds the slot, which Redis does not know.
-    let other = app.redis.next_direct_order_id().await.expect("answers").expect("an id");
-    let placed = app.database.place_direct_order(other, sale, &user("alice"), None, 20).await;
-    assert!(matches!(placed, Ok(DirectAnswer::Placed(_))), "{placed:?}");
+    let _worker = app.start_worker().await;
+    // Another order of the buyer holds the slot, and Redis knows nothing of it any more.
+    let other = app.place(sale, "alice").await.receipt();
+    app.wait_until_committed("alice", other).await;
+    let removed: i64 = app.redis_command(&["HDEL", &app.keys.buyers(home(), sale), "alice"]);
+    assert_eq!(removed, 1);
 
     let id = app.place(sale, "alice").await.receipt();
-    let _worker = app.start_worker().await;
     // Rejected is not queued: nobody waits for it any longer.
     let started = Instant::now();
     let seen = app.get_as("alice", &format!("/api/v1/orders/{id}?wait=30")).await;
@@ -169,7 +169,7 @@ async fn a_dead_letter_whose_entry_left_the_stream_is_still_its_buyers() {
     assert_eq!(ids(&app.get_as("alice", &path("queued")).await), []);
 }
 
-async fn set_aside(app: &TestApp, id: OrderId) {
+pub(crate) async fn set_aside(app: &TestApp, id: OrderId) {
     let entry = app.redis.find_entry(home(), id.entry()).await.expect("answers");
     let entry = entry.expect("is on the stream");
     let letter = DeadLetter::new(entry, "test", "", "test", now_ms());
@@ -223,6 +223,8 @@ async fn a_question_that_is_not_understood_is_refused() {
     ] {
         let answer = app.get_as("alice", &format!("{one}?{query}")).await;
         assert_eq!(answer.problem(), (400, "invalid-request"), "{query}");
+        let detail = answer.body["detail"].as_str().expect("says what is allowed");
+        assert!(detail.contains("wait, a number of seconds from 0 to 30"), "{query}: {detail}");
     }
     for query in [
         "limit=0",
@@ -245,7 +247,20 @@ async fn a_question_that_is_not_understood_is_refused() {
     ] {
         let answer = app.get_as("alice", &format!("/api/v1/orders?{query}")).await;
         assert_eq!(answer.problem(), (400, "invalid-request"), "{query}");
-        assert!(answer.body["detail"].is_string(), "{query}: says what is allowed");
+        let detail = answer.body["detail"].as_str().expect("says what is allowed");
+        let name = query.split('=').next().expect("has a name");
+        let allowed = match name {
+            "limit" => "from 1 to 100",
+            "sale" => "a sale's id is",
+            "cursor" => "an order id is",
+            "state" => "queued",
+            _ => "sale, state, cursor and limit",
+        };
+        assert!(detail.contains(allowed), "{query}: {detail}");
+        // Nothing of the framework's wording, and nothing of what was sent.
+        for foreign in ["deserialize", "field", "buyer", "unknown"] {
+            assert!(!detail.contains(foreign), "{query}: {detail}");
+        }
     }
     let draft = app.operations.create_sale(&new_sale(1)).await.expect("a sound sale").id;
     for unknown in ["999999".to_owned(), draft.to_string()] {

@@ -7,7 +7,9 @@ use serde_json::Value;
 use flashsale_domain::NewSale;
 use flashsale_test_support::RedisServer;
 
-use crate::support::{Answer, TestApp, home, new_sale, send, token, window_from_now};
+use crate::support::{
+    Answer, TestApp, WEBHOOK, home, new_sale, payment, send, token, webhook, window_from_now,
+};
 
 const BODY_LIMIT: usize = 2048;
 
@@ -244,9 +246,23 @@ async fn a_method_that_a_path_does_not_have_is_told_which_it_has() {
         (format!("/api/v1/sales/{sale}"), "GET, HEAD"),
         ("/api/v1/orders".to_owned(), "GET"),
         ("/api/v1/orders/1".to_owned(), "GET"),
+        ("/".to_owned(), "GET, HEAD"),
+        ("/docs".to_owned(), "GET, HEAD"),
+        ("/docs/".to_owned(), "GET, HEAD"),
+        ("/docs/nothing".to_owned(), "GET, HEAD"),
+        ("/openapi.json".to_owned(), "GET, HEAD"),
+    ];
+    let methods = [
+        Method::GET,
+        Method::POST,
+        Method::PUT,
+        Method::PATCH,
+        Method::DELETE,
+        Method::OPTIONS,
+        Method::TRACE,
     ];
     for (path, allowed) in paths {
-        for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+        for method in methods.clone() {
             if allowed.contains(method.as_str()) {
                 continue;
             }
@@ -260,9 +276,16 @@ async fn a_method_that_a_path_does_not_have_is_told_which_it_has() {
 #[tokio::test]
 async fn a_path_that_is_none_is_not_found() {
     let app = TestApp::spawn().await;
-    for path in
-        ["/nothing", "/api", "/api/v1", "/api/v2/sales", "/api/v1/sales/1/orders/2", "/.env"]
-    {
+    for path in [
+        "/nothing",
+        "/api",
+        "/api/v1",
+        "/api/v2/sales",
+        "/api/v1/sales/1/orders/2",
+        "/.env",
+        "/docs/nothing",
+        "/docs/%2e%2e/x",
+    ] {
         assert_eq!(app.get(path).await.problem(), (404, "not-found"), "{path}");
     }
     // The operators' side is on another port, and nothing of it is here.
@@ -288,6 +311,13 @@ async fn every_problem_has_its_form_and_a_title_in_both_languages() {
     let (paused, closed) = (app.sale(1).await, app.sale(1).await);
     app.operations.pause_sale(paused).await.expect("paused");
     app.operations.close_sale(closed).await.expect("closed");
+    let open = app.sale(5).await;
+    let direct = app.direct_sale(2).await;
+    let paid = app.place(direct, "alice").await.receipt();
+    assert_eq!(app.pay("msg-1", paid).await.body["outcome"], "paid");
+    let waiting = app.place(direct, "bob").await.receipt();
+    let cancel = format!("/api/v1/orders/{paid}/cancel");
+    let wrong_amount = payment(waiting, 1, "CNY");
     let json = "application/json";
     let large = "x".repeat(4096);
 
@@ -304,6 +334,9 @@ async fn every_problem_has_its_form_and_a_title_in_both_languages() {
             "order-not-found",
             app.request(Method::GET, "/api/v1/orders/1").bearer_auth(token("alice")),
         ),
+        ("not-cancellable", app.request(Method::POST, &cancel).bearer_auth(token("alice"))),
+        ("payment-mismatch", webhook(app.request(Method::POST, WEBHOOK), "msg-2", &wrong_amount)),
+        ("unauthorized", app.request(Method::POST, WEBHOOK)),
         ("not-found", app.request(Method::GET, "/nothing")),
         ("method-not-allowed", app.request(Method::PUT, "/api/v1/sales")),
         (
@@ -320,11 +353,11 @@ async fn every_problem_has_its_form_and_a_title_in_both_languages() {
         assert_speaks_both(slug, request).await;
     }
     app.redis.fence(home()).await.expect("fenced");
-    assert_speaks_both("sale-unavailable", app.press(sold_out, "alice")).await;
+    assert_speaks_both("sale-unavailable", app.press(open, "alice")).await;
 
     redis.pause();
-    assert_speaks_both("outcome-unknown", app.press(sold_out, "alice")).await;
-    let crowd = (0..4).map(|_| send(app.press(sold_out, "a").header("Accept-Language", "zh")));
+    assert_speaks_both("outcome-unknown", app.press(open, "alice")).await;
+    let crowd = (0..4).map(|_| send(app.press(open, "a").header("Accept-Language", "zh")));
     let answers = futures_util::future::join_all(crowd).await;
     let overloaded = answers.iter().find(|answer| answer.problem().1 == "overloaded");
     assert_language(overloaded.expect("one found no room"), "zh-CN");

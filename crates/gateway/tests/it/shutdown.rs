@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use flashsale_domain::OrderId;
-use flashsale_test_support::{RedisServer, eventually};
+use flashsale_test_support::{PostgresServer, RedisServer, eventually};
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -139,5 +139,38 @@ async fn a_gateway_that_leaves_says_that_it_is_not_ready_and_still_answers_probe
     };
     let (answer, ()) = tokio::join!(waiting, leave);
     answer.receipt();
+    app.gateway.stop(WITHOUT_DELAY).await;
+}
+
+#[tokio::test]
+async fn a_frozen_database_holds_nobody_up() {
+    let server = PostgresServer::start();
+    let url = server.create_database();
+    let settings = [
+        ("database.url", url.as_str()),
+        ("http.drain_deadline", "1s"),
+        // Read so often that it is being read when the database freezes, with patience enough.
+        ("catalogue.refresh", "10ms"),
+        ("database.connect_timeout", "60s"),
+    ];
+    let app = TestApp::spawn_with(&settings).await;
+    let sale = app.direct_sale(10).await;
+    let (at, program) = app.start_gateway_program().await;
+    server.pause();
+    // One who reads and one who orders, each in the middle of it.
+    let mut waiting = Vec::new();
+    for line in ["GET /api/v1/orders/1".to_owned(), format!("POST /api/v1/sales/{sale}/orders")] {
+        let mut stream = TcpStream::connect(at.http).await.expect("the gateway listens");
+        let token = token("alice");
+        let request =
+            format!("{line} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("is sent");
+        waiting.push(stream);
+    }
+    program.terminate();
+    let status = eventually(WITHOUT_DELAY, "the end", async || program.exit_status()).await;
+    assert_eq!(status.code(), Some(0), "{}", program.log());
+    assert!(program.log().contains("\"stopped\""), "{}", program.log());
+    server.resume();
     app.gateway.stop(WITHOUT_DELAY).await;
 }

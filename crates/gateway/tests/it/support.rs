@@ -18,7 +18,10 @@ use flashsale_operations::{Operations, Receipt, connect};
 use flashsale_order_worker::OrderWorker;
 use flashsale_storage_redis::{Keys, Redis};
 use flashsale_storage_sql::Database;
-use flashsale_test_support::{PostgresServer, RedisServer, TempDir, eventually, temp_dir, unique};
+use flashsale_test_support::{
+    PostgresServer, Program, RedisServer, TempDir, eventually, free_port, temp_dir, unique,
+};
+use flashsale_webhooks::{ID_HEADER, SIGNATURE_HEADER, Secrets, TIMESTAMP_HEADER};
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use reqwest::header::HeaderMap;
 use reqwest::{Client, Method, RequestBuilder};
@@ -30,6 +33,8 @@ use tokio::time::timeout;
 
 /// What HS256 gateways check tokens with.
 pub(crate) const SECRET: &str = "a secret of at least thirty-two bytes";
+/// What the payment provider signs with.
+pub(crate) const PAYMENT_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 /// For whatever should happen at once: only a broken program takes this long.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// How soon a gateway follows the operator: within a second, and half a one for a busy machine.
@@ -114,6 +119,7 @@ pub(crate) struct TestApp {
     pub(crate) keys: Keys,
     pub(crate) client: Client,
     settings: Settings,
+    variables: Vec<(String, String)>,
     directory: Arc<TempDir>,
 }
 
@@ -149,6 +155,7 @@ impl TestApp {
             ("database.url", &sqlite),
             ("worker.block", "100ms"),
             ("worker.retry_max", "200ms"),
+            ("payment.webhook_secret", PAYMENT_SECRET),
         ];
         if !other.iter().any(|(key, _)| *key == "auth.jwt_public_key_file") {
             chosen.push(("auth.jwt_secret", SECRET));
@@ -159,7 +166,8 @@ impl TestApp {
             let name = key.to_ascii_uppercase().replace('.', "__");
             (format!("FLASHSALE__{name}"), (*value).to_owned())
         });
-        let settings = Settings::from_sources(None, variables).expect("the settings are sound");
+        let variables: Vec<_> = variables.collect();
+        let settings = Settings::from_sources(None, variables.clone()).expect("they are sound");
 
         let redis = connect::redis(&settings).expect("a URL of Redis");
         let database = connect::database(&settings).await.expect("the database can be reached");
@@ -174,6 +182,7 @@ impl TestApp {
             database,
             client: client(),
             settings,
+            variables,
             directory,
         }
     }
@@ -181,6 +190,28 @@ impl TestApp {
     /// Another gateway of the same deployment.
     pub(crate) async fn start_another_gateway(&self) -> (Addresses, Running) {
         start_gateway(&self.settings, &self.directory).await
+    }
+
+    /// Another gateway of the same deployment, as a program of its own: for what only a process has,
+    /// a log and an exit code.
+    pub(crate) async fn start_gateway_program(&self) -> (Addresses, Program) {
+        let free = || SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let at = Addresses { http: free(), admin: free() };
+        let mut builder = Program::builder(env!("CARGO_BIN_EXE_gateway"));
+        for (name, value) in &self.variables {
+            builder = builder.env(name, value);
+        }
+        let program = builder
+            .env("FLASHSALE__HTTP__LISTEN", at.http.to_string())
+            .env("FLASHSALE__ADMIN__LISTEN", at.admin.to_string())
+            .start();
+        // It listens before it serves, so a connection alone says nothing.
+        let url = format!("http://{}/api/v1/sales", at.http);
+        eventually(SOON, "the program serves", async || {
+            try_send(self.client.get(&url)).await.is_ok_and(|answer| answer.status == 200)
+        })
+        .await;
+        (at, program)
     }
 
     /// An order-worker of the same deployment.
@@ -214,7 +245,7 @@ impl TestApp {
         self.publish(&NewSale { mode: SaleMode::Direct, ..new_sale(stock) }).await
     }
 
-    async fn wait_until_known(&self, at: Addresses, sale: SaleId) {
+    pub(crate) async fn wait_until_known(&self, at: Addresses, sale: SaleId) {
         let url = format!("http://{}/api/v1/sales/{sale}", at.http);
         eventually(SOON, "the gateway knows the sale", async || {
             send(self.client.get(&url)).await.status == 200
@@ -224,13 +255,80 @@ impl TestApp {
 
     /// A request without a token.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.client.request(method, format!("http://{}{path}", self.at.http))
+        self.request_at(self.at, method, path)
+    }
+
+    /// The same of another gateway.
+    pub(crate) fn request_at(&self, at: Addresses, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("http://{}{path}", at.http))
     }
 
     /// A buyer's wish to have a unit, not sent yet.
     pub(crate) fn press(&self, sale: impl Display, buyer: &str) -> RequestBuilder {
+        self.press_at(self.at, sale, buyer)
+    }
+
+    /// The same at another gateway.
+    pub(crate) fn press_at(
+        &self,
+        at: Addresses,
+        sale: impl Display,
+        buyer: &str,
+    ) -> RequestBuilder {
         let path = format!("/api/v1/sales/{sale}/orders");
-        self.request(Method::POST, &path).bearer_auth(token(buyer))
+        self.request_at(at, Method::POST, &path).bearer_auth(token(buyer))
+    }
+
+    /// Asks for a unit without a key, and waits until the order is a row.
+    pub(crate) async fn place_committed(&self, sale: SaleId, buyer: &str) -> OrderId {
+        let id = self.place(sale, buyer).await.receipt();
+        self.wait_until_committed(buyer, id).await;
+        id
+    }
+
+    /// Gives an order up.
+    pub(crate) async fn cancel(&self, buyer: &str, id: impl Display) -> Answer {
+        self.cancel_at(self.at, buyer, id).await
+    }
+
+    /// The same at another gateway.
+    pub(crate) async fn cancel_at(&self, at: Addresses, buyer: &str, id: impl Display) -> Answer {
+        let path = format!("/api/v1/orders/{id}/cancel");
+        send(self.request_at(at, Method::POST, &path).bearer_auth(token(buyer))).await
+    }
+
+    /// Reports that an order of [`new_sale`] was paid for.
+    pub(crate) async fn pay(&self, webhook_id: &str, id: OrderId) -> Answer {
+        self.pay_at(self.at, webhook_id, id).await
+    }
+
+    /// The same to another gateway.
+    pub(crate) async fn pay_at(&self, at: Addresses, webhook_id: &str, id: OrderId) -> Answer {
+        let body = payment(id, 9_900, "CNY");
+        send(webhook(self.request_at(at, Method::POST, WEBHOOK), webhook_id, &body)).await
+    }
+
+    /// Follows an order by events.
+    pub(crate) async fn follow(&self, buyer: &str, id: OrderId) -> Events {
+        let path = format!("/api/v1/orders/{id}/events");
+        Events::open(self.request(Method::GET, &path).bearer_auth(token(buyer))).await
+    }
+
+    /// Sends a statement to the database past all code of ours.
+    pub(crate) async fn execute(&self, sql: &str) -> u64 {
+        use sea_orm::ConnectionTrait as _;
+        use secrecy::ExposeSecret as _;
+        let url = self.settings.database.url.expose_secret();
+        let connection = sea_orm::Database::connect(url).await.expect("the database answers");
+        let done = connection.execute_unprepared(sql).await;
+        done.unwrap_or_else(|error| panic!("{sql}: {error}")).rows_affected()
+    }
+
+    /// How many times a script has been called in the app's own Redis.
+    pub(crate) fn script_calls(&self) -> u64 {
+        let stats: String = self.redis_command(&["INFO", "commandstats"]);
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        calls.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
     }
 
     /// Asks for a unit without a key.
@@ -372,6 +470,7 @@ pub(crate) fn new_sale(stock: i64) -> NewSale {
         per_buyer: 1,
         price: Price { amount: 9_900, currency: "CNY".parse().expect("a currency") },
         payment_window_s: 900,
+        late_payment: flashsale_domain::LatePayment::Reacquire,
     }
 }
 
@@ -387,6 +486,32 @@ pub(crate) fn now_ms() -> i64 {
 
 pub(crate) fn user(id: &str) -> UserId {
     UserId::new(id).expect("a buyer's id")
+}
+
+/// Where payments are reported.
+pub(crate) const WEBHOOK: &str = "/api/v1/payments/webhook";
+
+/// The body of a report that an order was paid for.
+pub(crate) fn payment(id: OrderId, amount: i64, currency: &str) -> String {
+    let data = json!({ "order_id": id, "amount": amount, "currency": currency });
+    json!({ "type": "payment.succeeded", "data": data }).to_string()
+}
+
+/// A report that is signed as it should be, now.
+pub(crate) fn webhook(request: RequestBuilder, webhook_id: &str, body: &str) -> RequestBuilder {
+    let secrets = Secrets::parse(PAYMENT_SECRET).expect("a secret");
+    let now_s = now_ms() / 1000;
+    request
+        .header(ID_HEADER, webhook_id)
+        .header(TIMESTAMP_HEADER, now_s.to_string())
+        .header(SIGNATURE_HEADER, secrets.sign(webhook_id, now_s, body.as_bytes()))
+        .body(body.to_owned())
+}
+
+/// How often a test goes round: `FLASHSALE_TEST_ROUNDS` where it is set, for a longer run.
+pub(crate) fn rounds(default: usize) -> usize {
+    let chosen = std::env::var("FLASHSALE_TEST_ROUNDS");
+    chosen.map_or(default, |text| text.parse().expect("FLASHSALE_TEST_ROUNDS is a number"))
 }
 
 /// The one partition of a test's deployment.
@@ -465,6 +590,87 @@ impl Answer {
             Some("true") => true,
             Some(other) => panic!("idempotency-replayed: {other}"),
         }
+    }
+}
+
+/// One event of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) data: Value,
+}
+
+impl Event {
+    /// The order's state that a `state` event tells.
+    pub(crate) fn state(&self) -> &str {
+        assert_eq!(self.name, "state", "{self:?}");
+        let state = self.data["state"].as_str().expect("has a state");
+        assert_eq!(self.id, state, "{self:?}");
+        state
+    }
+}
+
+/// A stream of events that is being read.
+pub(crate) struct Events {
+    response: reqwest::Response,
+    text: String,
+}
+
+impl Events {
+    /// Opens a stream, which begins in due form.
+    pub(crate) async fn open(request: RequestBuilder) -> Self {
+        let response = request.send().await.expect("the gateway answers");
+        assert_eq!(response.status(), 200, "{response:?}");
+        let header = |name: &str| response.headers().get(name).map(|value| value.as_bytes());
+        assert_eq!(header("content-type"), Some(&b"text/event-stream"[..]));
+        assert_eq!(header("cache-control"), Some(&b"no-store"[..]));
+        assert_eq!(header("x-accel-buffering"), Some(&b"no"[..]));
+        let mut events = Self { response, text: String::new() };
+        assert_eq!(events.block().await.as_deref(), Some("retry: 2000"));
+        events
+    }
+
+    /// The next block, whatever it is; `None` when the stream has ended in order.
+    pub(crate) async fn block(&mut self) -> Option<String> {
+        loop {
+            if let Some((block, rest)) = self.text.split_once("\n\n") {
+                let block = block.to_owned();
+                self.text = rest.to_owned();
+                return Some(block);
+            }
+            let chunk = timeout(SOON, self.response.chunk()).await.expect("something comes");
+            match chunk.expect("the stream ends in order") {
+                Some(bytes) => self.text.push_str(std::str::from_utf8(&bytes).expect("is text")),
+                None => {
+                    assert_eq!(self.text, "", "it ended within a block");
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// The next event; `None` when the stream has ended in order.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        loop {
+            let block = self.block().await?;
+            if block == ":" {
+                continue;
+            }
+            let field = |name: &str| {
+                let mut lines = block.lines().filter_map(|line| line.strip_prefix(name));
+                let value = lines.next().unwrap_or_else(|| panic!("no {name} in {block:?}"));
+                assert_eq!(lines.next(), None, "{block:?}");
+                value.to_owned()
+            };
+            let data = serde_json::from_str(&field("data: ")).expect("the data is JSON");
+            return Some(Event { id: field("id: "), name: field("event: "), data });
+        }
+    }
+
+    /// The next event of an order's stream, which is there.
+    pub(crate) async fn next_state(&mut self) -> String {
+        self.next().await.expect("the stream goes on").state().to_owned()
     }
 }
 
