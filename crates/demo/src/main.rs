@@ -7,6 +7,7 @@
 //! Exit code: 0 the sale came out exactly right; 1 it did not, or something failed; 2 wrong usage;
 //! 130 stopped by Ctrl-C before the result.
 
+mod aftermath;
 mod options;
 mod programs;
 mod report;

@@ -9,6 +9,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::process::Command;
 
+use crate::stack::PRICE;
+
 /// `FLASHSALE__…` variables.
 pub(crate) type Settings = Vec<(&'static str, String)>;
 
@@ -46,10 +48,21 @@ pub(crate) struct Ledger {
     pub(crate) total: u64,
     pub(crate) stock_left: i64,
     pub(crate) queued: i64,
+    pub(crate) in_transit: u64,
+    pub(crate) redis: Option<RedisAccount>,
     pub(crate) awaiting_payment: u64,
+    pub(crate) paid: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) expired: u64,
     pub(crate) rejected: u64,
     pub(crate) dead: u64,
     pub(crate) problems: Vec<String>,
+}
+
+/// What Redis says of a sale.
+#[derive(Debug, Deserialize)]
+pub(crate) struct RedisAccount {
+    pub(crate) available: i64,
 }
 
 /// The audit's word on one sale.
@@ -71,10 +84,15 @@ impl Salectl<'_> {
     }
 
     /// Creates and publishes a sale that is open for an hour; returns its id.
-    pub(crate) async fn open_sale(&self, title: &str, stock: u64) -> anyhow::Result<String> {
-        let stock = stock.to_string();
-        let create = ["sale", "create", "--title", title, "--stock", &stock, "--price", "9900"];
-        let window = ["--opens", "now", "--closes", "+1h"];
+    pub(crate) async fn open_sale(
+        &self,
+        title: &str,
+        stock: u64,
+        payment_window: &str,
+    ) -> anyhow::Result<String> {
+        let (stock, price) = (stock.to_string(), PRICE.to_string());
+        let create = ["sale", "create", "--title", title, "--stock", &stock, "--price", &price];
+        let window = ["--opens", "now", "--closes", "+1h", "--payment-window", payment_window];
         let id = self.done(&[&create[..], &window].concat()).await?;
         self.done(&["sale", "publish", &id]).await?;
         Ok(id)

@@ -87,6 +87,19 @@ impl Outcome<'_> {
         problems
     }
 
+    /// What a sale without problems has come to.
+    pub(crate) fn verdict(&self) -> String {
+        let Options { buyers, stock, .. } = *self.options;
+        match stock.checked_sub(buyers) {
+            None | Some(0) => "every unit was sold exactly once".to_owned(),
+            Some(left) => format!(
+                "every buyer got exactly one unit, and {} of {} units are left",
+                grouped(left),
+                grouped(stock)
+            ),
+        }
+    }
+
     /// The result in figures.
     pub(crate) fn table(&self) -> String {
         let Self { options, rushed, ledger, audit, .. } = self;
@@ -245,7 +258,12 @@ mod tests {
                 total: 10,
                 stock_left: 0,
                 queued: 0,
+                in_transit: 0,
+                redis: None,
                 awaiting_payment: 10,
+                paid: 0,
+                cancelled: 0,
+                expired: 0,
                 rejected: 0,
                 dead: 0,
                 problems: Vec::new(),
@@ -263,6 +281,18 @@ mod tests {
         for part in ["1.2 ms", "1,23", "balanced: 10 units", "3 of its orders", "clean"] {
             assert!(table.contains(part), "{part}: {table}");
         }
+    }
+
+    #[test]
+    fn units_that_nobody_wanted_are_not_called_sold() {
+        let verdict = |buyers, stock| {
+            let options = Options { buyers, stock, ..OPTIONS };
+            Outcome { options: &options, ..good() }.verdict()
+        };
+        for (buyers, stock) in [(20, 10), (10, 10)] {
+            assert_eq!(verdict(buyers, stock), "every unit was sold exactly once");
+        }
+        assert_eq!(verdict(5, 10), "every buyer got exactly one unit, and 5 of 10 units are left");
     }
 
     #[test]

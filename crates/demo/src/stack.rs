@@ -27,6 +27,12 @@ pub(crate) const STATEMENT_TIMEOUT: &str = "1s";
 /// a thousand units is long gone.
 pub(crate) const CATALOGUE_REFRESH: &str = "10ms";
 
+/// What a unit costs, in minor units of CNY.
+pub(crate) const PRICE: i64 = 9_900;
+/// How long a buyer of the demo has to pay: long enough for a busy machine to get through the rush,
+/// short enough to be waited for.
+pub(crate) const PAYMENT_WINDOW: &str = "15s";
+
 /// All that runs. What is declared first is stopped first.
 pub(crate) struct Stack {
     pub(crate) gateway: Member,
@@ -37,7 +43,11 @@ pub(crate) struct Stack {
     /// What every program is told.
     pub(crate) settings: Settings,
     pub(crate) database_url: String,
-    http: reqwest::Client,
+    pub(crate) http: reqwest::Client,
+    /// Signs the buyers' tokens.
+    pub(crate) jwt_secret: String,
+    /// Signs what a payment provider would tell.
+    pub(crate) payment_secret: String,
 }
 
 /// One of our programs, and where it answers.
@@ -67,10 +77,12 @@ impl Stack {
                 (Some(server), url)
             }
         };
+        let (jwt_secret, payment_secret) = (random_secret(), random_secret());
         let mut settings = vec![
             ("FLASHSALE__REDIS__URL", redis.url()),
             ("FLASHSALE__DATABASE__URL", database_url.clone()),
-            ("FLASHSALE__AUTH__JWT_SECRET", random_secret()),
+            ("FLASHSALE__AUTH__JWT_SECRET", jwt_secret.clone()),
+            ("FLASHSALE__PAYMENT__WEBHOOK_SECRET", payment_secret.clone()),
             ("FLASHSALE__LOG__FORMAT", "human".to_owned()),
         ];
         if options.kill_worker {
@@ -95,6 +107,8 @@ impl Stack {
             database_url,
             // A proxy of the environment has no business with 127.0.0.1.
             http: reqwest::Client::builder().no_proxy().build()?,
+            jwt_secret,
+            payment_secret,
         };
         for member in stack.members() {
             member.wait_until_ready(&stack.http).await?;

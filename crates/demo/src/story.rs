@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use tokio::time::sleep;
 
+use crate::aftermath;
 use crate::options::{DatabaseKind, Options};
 use crate::programs::Ledger;
 use crate::report::{Outcome, grouped, say};
 use crate::rush::{REPEAT, rush};
-use crate::stack::{CATALOGUE_REFRESH, RECLAIM_IDLE, STATEMENT_TIMEOUT, Stack};
+use crate::stack::{CATALOGUE_REFRESH, PAYMENT_WINDOW, RECLAIM_IDLE, STATEMENT_TIMEOUT, Stack};
 
 /// Enough for a killed worker's orders to come back several times over.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(60);
@@ -57,14 +58,15 @@ pub(crate) async fn tell(options: &Options) -> anyhow::Result<Told> {
         ))?;
     }
 
-    let sale = stack.salectl().open_sale("Demo voucher", options.stock).await?;
+    let sale = stack.salectl().open_sale("Demo voucher", options.stock, PAYMENT_WINDOW).await?;
     stack.wait_until_shown(&sale).await?;
     say(&format!("sale {sale} is open: {} units\n", grouped(options.stock)))?;
     let receipts = stack.file("receipts.csv");
     let rushed = rush(&stack, &sale, options, &receipts).await?;
     let ledger = wait_until_written(&stack, &sale).await?;
-    let receipts = receipts.to_str().context("the temporary folder's path is not UTF-8")?;
-    let audit = stack.salectl().audit(&sale, receipts).await?;
+    let receipts_path =
+        receipts.to_str().context("the temporary folder's path is not UTF-8")?.to_owned();
+    let audit = stack.salectl().audit(&sale, &receipts_path).await?;
 
     let [first, second] = &stack.workers;
     let outcome = Outcome {
@@ -82,8 +84,12 @@ pub(crate) async fn tell(options: &Options) -> anyhow::Result<Told> {
         must_live.filter(|member| member.ended().is_some()).map(|member| member.how_it_ended()),
     );
     say(&outcome.table())?;
+    let orders = outcome.rushed.orders;
+    let after = aftermath::live_through(&stack, &sale, options, &receipts).await?;
+    problems.extend(after.problems(orders));
+    say(&after.table())?;
     if problems.is_empty() {
-        say("good: every unit was sold exactly once")?;
+        say(&format!("good: {}", outcome.verdict()))?;
     } else {
         say(&format!("NOT GOOD:\n  {}", problems.join("\n  ")))?;
     }
@@ -100,7 +106,7 @@ fn introduce(stack: &Stack) -> anyhow::Result<()> {
 }
 
 /// Waits until nothing is queued any more, and returns the ledger of that moment.
-async fn wait_until_written(stack: &Stack, sale: &str) -> anyhow::Result<Ledger> {
+pub(crate) async fn wait_until_written(stack: &Stack, sale: &str) -> anyhow::Result<Ledger> {
     let started = Instant::now();
     loop {
         let ledger = stack.salectl().ledger(sale).await?;
@@ -120,7 +126,7 @@ async fn wait_until_written(stack: &Stack, sale: &str) -> anyhow::Result<Ledger>
 pub(crate) async fn tell_how_to_go_on(told: &Told) -> anyhow::Result<()> {
     let Told { stack, sale, .. } = told;
     let salectl = stack.salectl();
-    let second = salectl.open_sale("Yours to buy", SECOND_STOCK).await?;
+    let second = salectl.open_sale("Yours to buy", SECOND_STOCK, "15m").await?;
     stack.wait_until_shown(&second).await?;
     let buyer = salectl.token("you", &["--ttl", TOKEN_TTL]).await?;
     let operator = salectl.token("operator", &["--admin", "--ttl", TOKEN_TTL]).await?;

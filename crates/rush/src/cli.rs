@@ -74,6 +74,11 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) verify: bool,
 
+    /// How long --verify waits for orders to become real: longer than 1.5 times worker.reclaim_idle
+    /// (30s by default), which is how long the orders of a killed worker can take
+    #[arg(long, value_name = "DURATION", default_value = "90s", requires = "verify", value_parser = humantime::parse_duration)]
+    verify_timeout: Duration,
+
     /// Write `order_id,buyer` of every order that was answered, as CSV
     #[arg(long, value_name = "FILE")]
     pub(crate) receipts: Option<PathBuf>,
@@ -107,6 +112,8 @@ pub(crate) struct Run {
     pub(crate) rate: Option<NonZeroU64>,
     pub(crate) retries: u32,
     pub(crate) timeout: Duration,
+    /// How long orders may take to become real, from the end of the rush.
+    pub(crate) verify_timeout: Duration,
     pub(crate) buyer_prefix: String,
     pub(crate) seed: u64,
 }
@@ -147,6 +154,7 @@ impl Args {
             rate: self.rate,
             retries: self.retries,
             timeout: self.timeout,
+            verify_timeout: self.verify_timeout,
             buyer_prefix,
             // 32 bits, so that every reader of JSON can give it back exactly.
             seed: self.seed.unwrap_or_else(|| rand::random::<u32>().into()),
@@ -181,6 +189,7 @@ mod tests {
             &["--repeat", "0"],
             &["--rate", "0"],
             &["--timeout", "soon"],
+            &["--verify-timeout", "1m"],
             &["--url", "https://example.org"],
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
@@ -192,6 +201,14 @@ mod tests {
         ] {
             assert!(parse(wrong).expect("parses").run().is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn the_orders_of_a_killed_worker_are_waited_for_by_default() {
+        let defaults = flashsale_bootstrap::Settings::from_sources(None, []).expect("are valid");
+        let reclaim_idle = defaults.worker.reclaim_idle;
+        let timeout = parse(&["--verify"]).expect("parses").run().expect("valid").verify_timeout;
+        assert!(timeout >= reclaim_idle * 2, "{timeout:?}");
     }
 
     #[test]

@@ -410,8 +410,61 @@ mod tests {
         .await;
         let run = run(&[server], &["--buyers=5"]);
         let (rush, tally) = rush(&run).await;
-        let orders = Arc::new(Verify::new(&rush, tally.receipts));
+        let orders = Arc::new(Verify::new(&rush, tally.receipts, run.verify_timeout));
         let states = [("404".to_owned(), 1), ("rejected".to_owned(), 1)];
+        assert_eq!(
+            verify(&orders, &run).await.expect("no task panics"),
+            Verified { confirmed: 1, unconfirmed: 2, unconfirmed_by_state: states.into() }
+        );
+    }
+    #[tokio::test]
+    async fn verifying_waits_for_an_order_that_becomes_real_late() {
+        let mut sale = sale(2);
+        let mut asked_for = 0;
+        let server = serve(move |asked| {
+            if !asked.line.starts_with("GET") {
+                return sale(&asked.buyer);
+            }
+            let id = asked.line.split(['/', '?']).nth(4).expect("an order's path").to_owned();
+            asked_for += 1;
+            // Not answered, away, queued, and at last a row.
+            let state = match asked_for {
+                1 => return Act::Close,
+                2..=3 => {
+                    return Act::Answer(503, "Retry-After: 0\r\n", problem("sale-unavailable"));
+                }
+                4..=8 => "queued",
+                _ => "awaiting_payment",
+            };
+            Act::Answer(200, "", format!(r#"{{"order_id":"{id}","state":"{state}"}}"#))
+        })
+        .await;
+        let run = run(&[server, server], &["--buyers=2", "--retries=0", "--verify"]);
+        let (rush, tally) = rush(&run).await;
+        let orders = Arc::new(Verify::new(&rush, tally.receipts, run.verify_timeout));
+        let verified = verify(&orders, &run).await.expect("no task panics");
+        assert_eq!(verified, Verified { confirmed: 2, ..Verified::default() });
+    }
+
+    #[tokio::test]
+    async fn an_order_that_never_becomes_real_is_unconfirmed_when_the_time_is_up() {
+        let mut sale = sale(3);
+        let server = serve(move |asked| match asked.line.split(['/', '?']).nth(4) {
+            Some("1000") => {
+                Act::Answer(200, "", r#"{"order_id":"1000","state":"awaiting_payment"}"#.into())
+            }
+            Some(id) if asked.line.starts_with("GET") => {
+                Act::Answer(200, "", order(id.parse().expect("an id")))
+            }
+            _ => sale(&asked.buyer),
+        })
+        .await;
+        // One connection: what it has not asked for when the time is up is still asked for.
+        let more = ["--buyers=3", "--concurrency=1", "--verify", "--verify-timeout=300ms"];
+        let run = run(&[server], &more);
+        let (rush, tally) = rush(&run).await;
+        let orders = Arc::new(Verify::new(&rush, tally.receipts, run.verify_timeout));
+        let states = [("queued".to_owned(), 2)];
         assert_eq!(
             verify(&orders, &run).await.expect("no task panics"),
             Verified { confirmed: 1, unconfirmed: 2, unconfirmed_by_state: states.into() }

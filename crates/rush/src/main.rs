@@ -99,7 +99,7 @@ async fn carry_out(args: &Args, ready: Ready) -> anyhow::Result<bool> {
     }
     let mut verified = None;
     if args.verify {
-        let orders = Arc::new(Verify::new(&rush, tally.receipts.clone()));
+        let orders = Arc::new(Verify::new(&rush, tally.receipts.clone(), run.verify_timeout));
         let shown = Progress::show("verifying", orders.counters(), args.quiet);
         verified = Some(verify::verify(&orders, &run).await?);
         shown.finish().await;

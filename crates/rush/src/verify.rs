@@ -1,11 +1,14 @@
 //! After the rush: every order that was answered must become real.
 //!
 //! Each is asked for as its buyer would, over HTTP. The service holds the answer back until the
-//! order is written, so that one question is enough.
+//! order is written, so that one question is usually enough. An order that is still queued then is
+//! asked for again until the time is up: a worker may have died with it, and its peers take it over
+//! only after a while.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
@@ -19,6 +22,9 @@ use crate::tally::Receipt;
 
 /// Seconds that the service may hold an answer back.
 const WAIT_S: u64 = 10;
+
+/// The pause before the same order is asked for again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// What became of the orders.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -36,13 +42,17 @@ pub(crate) struct Verify {
     rush: Arc<Rush>,
     receipts: Vec<Receipt>,
     next: AtomicUsize,
+    /// When waiting is over; what has not been asked for by then is asked for once.
+    until: Instant,
     counters: Arc<Counters>,
 }
 
 impl Verify {
-    pub(crate) fn new(rush: &Arc<Rush>, receipts: Vec<Receipt>) -> Self {
+    /// The time for orders to become real begins now.
+    pub(crate) fn new(rush: &Arc<Rush>, receipts: Vec<Receipt>, timeout: Duration) -> Self {
         let counters = Counters::new(receipts.len(), "confirmed");
-        Self { rush: Arc::clone(rush), receipts, next: AtomicUsize::new(0), counters }
+        let (next, until) = (AtomicUsize::new(0), Instant::now() + timeout);
+        Self { rush: Arc::clone(rush), receipts, next, until, counters }
     }
 
     pub(crate) fn counters(&self) -> Arc<Counters> {
@@ -81,16 +91,33 @@ async fn ask_on(verify: Arc<Verify>, mut client: Client) -> BTreeMap<String, u64
     let mut states = BTreeMap::new();
     while !verify.rush.is_stopped() {
         let Some(receipt) = verify.receipts.get(verify.next.fetch_add(1, Relaxed)) else { break };
-        let ask = Ask::ReadOrder(&receipt.order_id, WAIT_S);
-        let buyer = verify.rush.buyer(receipt.buyer);
-        let retries = verify.rush.retries;
-        let last = retry::send(&mut client, ask, buyer, retries, &mut Retries::new()).await;
-        let state = state(&last, &receipt.order_id);
+        let state = last_state(&verify, &mut client, receipt).await;
         verify.counters.add(state == CONFIRMED);
         *states.entry(state).or_default() += 1;
     }
     states
 }
+
+/// The state that an order has come to, or has not left when the time is up.
+async fn last_state(verify: &Verify, client: &mut Client, receipt: &Receipt) -> String {
+    let buyer = verify.rush.buyer(receipt.buyer);
+    loop {
+        let left = verify.until.saturating_duration_since(Instant::now());
+        let time_is_up = left.is_zero();
+        let ask = Ask::ReadOrder(&receipt.order_id, left.as_secs().min(WAIT_S));
+        let retries = if time_is_up { 0 } else { verify.rush.retries };
+        let last = retry::send(client, ask, buyer, retries, &mut Retries::new()).await;
+        let state = state(&last, &receipt.order_id);
+        let may_change = state == QUEUED || last.outcome.retry_cause().is_some();
+        if !may_change || time_is_up || verify.rush.is_stopped() {
+            return state;
+        }
+        tokio::time::sleep(ASK_AGAIN_AFTER).await;
+    }
+}
+
+/// The state that no worker has given yet.
+const QUEUED: &str = "queued";
 
 #[derive(Deserialize)]
 struct Order {
@@ -107,7 +134,7 @@ fn state(last: &LastWord, order_id: &str) -> String {
         Err(_) => "not an order".into(),
         Ok(order) if order.order_id != order_id => "another order".into(),
         Ok(order) => match order.state.as_str() {
-            "queued" | "dead" | "rejected" => order.state,
+            QUEUED | "dead" | "rejected" => order.state,
             _ => CONFIRMED.into(),
         },
     }

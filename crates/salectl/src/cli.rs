@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use flashsale_domain::{
-    Currency, EntryId, OrderId, PER_BUYER_MAX, Partition, SaleId, SaleMode, UserId,
+    Currency, EntryId, LatePayment, OrderId, PER_BUYER_MAX, Partition, SaleId, SaleMode, UserId,
 };
 
 use crate::when::When;
@@ -72,6 +72,19 @@ pub(crate) enum Command {
         command: DeadCommand,
     },
 
+    /// Report a payment to the gateway as the payment provider does, signed with
+    /// payment.webhook_secret: for trials, and for money that came another way
+    ///
+    /// Exit code 1 when the gateway refuses it, which it does with an amount other than the order's
+    /// price. A payment that comes too late is taken: the answer says what became of it.
+    Pay(PayArgs),
+
+    /// Payments whose money has to go back to the buyer
+    Refunds {
+        #[command(subcommand)]
+        command: RefundsCommand,
+    },
+
     /// Load what Redis holds of the sale's whole partition from the database again
     ///
     /// Nobody is admitted to the partition's sales meanwhile. Order-workers must be running: what
@@ -99,6 +112,64 @@ pub(crate) enum SaleCommand {
     Resume(SaleArgs),
     /// End a sale for good; what was admitted goes on
     Close(SaleArgs),
+    /// Put more units on sale, or take some away that nobody holds
+    Stock(StockArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RefundsCommand {
+    /// List what is due back, oldest first
+    List {
+        /// At most so many
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: u64,
+    },
+    /// Note that the money of a payment went back; it is no longer listed
+    Done {
+        /// The payment's id, as `refunds list` shows it
+        #[arg(value_name = "PAYMENT_ID")]
+        payment: i64,
+    },
+}
+
+/// A change of a sale's stock.
+#[derive(Debug, Args)]
+pub(crate) struct StockArgs {
+    /// The sale's id
+    #[arg(value_name = "ID")]
+    pub(crate) sale: SaleId,
+
+    /// How many more units, or with a minus how many fewer
+    #[arg(long, value_name = "±N", allow_negative_numbers = true)]
+    pub(crate) delta: i64,
+
+    /// Why, for the audit log: 1 to 200 characters
+    #[arg(long, value_name = "R")]
+    pub(crate) reason: String,
+}
+
+/// A payment to report.
+#[derive(Debug, Args)]
+pub(crate) struct PayArgs {
+    /// The order's id
+    #[arg(value_name = "ORDER")]
+    pub(crate) order: OrderId,
+
+    /// The gateway [default: http.listen]
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+
+    /// How much was paid, in minor units (fen, cents) [default: what the order costs]
+    #[arg(long, value_name = "N", requires = "currency")]
+    pub(crate) amount: Option<i64>,
+
+    /// In which currency, by ISO 4217
+    #[arg(long, value_name = "CODE", requires = "amount")]
+    pub(crate) currency: Option<Currency>,
+
+    /// The message's id: the same one counts once [default: a new one]
+    #[arg(long, value_name = "ID")]
+    pub(crate) id: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -224,6 +295,18 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = whole_seconds)]
     pub(crate) payment_window: Duration,
 
+    /// Money that comes later: `reacquire` takes a unit again if there is one, `refund` gives it back
+    #[arg(
+        long,
+        default_value = "reacquire",
+        hide_possible_values = true,
+        value_parser = PossibleValuesParser::new([
+            LatePayment::Reacquire.as_str(),
+            LatePayment::Refund.as_str(),
+        ]).try_map(|policy| policy.parse::<LatePayment>())
+    )]
+    pub(crate) late_payment: LatePayment,
+
     /// `queued` or `direct`: answer before or after the order is written
     #[arg(
         long,
@@ -298,6 +381,22 @@ mod tests {
     }
 
     #[test]
+    fn a_stock_grows_and_shrinks() {
+        for (delta, expected) in [("-5", -5), ("+5", 5), ("5", 5)] {
+            for line in [
+                format!("sale stock 1 --delta {delta} --reason R"),
+                format!("sale stock --delta={delta} --reason R 1"),
+            ] {
+                let cli = parse(&line).expect(&line);
+                let Some(Command::Sale { command: SaleCommand::Stock(args) }) = cli.command else {
+                    panic!("not stock: {cli:?}")
+                };
+                assert_eq!(args.delta, expected, "{line}");
+            }
+        }
+    }
+
+    #[test]
     fn wrong_arguments_are_refused() {
         let create = "sale create --title T --stock 5 --opens now --closes +1h";
         let value = ErrorKind::ValueValidation;
@@ -313,6 +412,13 @@ mod tests {
             ("token --sub ".to_owned(), value),
             ("audit --receipts r.csv".to_owned(), ErrorKind::MissingRequiredArgument),
             ("dead show nonsense".to_owned(), value),
+            ("pay nonsense".to_owned(), value),
+            ("pay 5 --amount 1".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("pay 5 --currency CNY".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("refunds done".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("sale stock 1 --reason R".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("sale stock 1 --delta 5".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("sale stock 1 --delta -x --reason R".to_owned(), value),
             ("dead requeue".to_owned(), ErrorKind::MissingRequiredArgument),
             ("dead reject 5 --all".to_owned(), ErrorKind::ArgumentConflict),
             ("frobnicate".to_owned(), ErrorKind::InvalidSubcommand),

@@ -5,7 +5,9 @@ pub(crate) mod audit;
 pub(crate) mod dead;
 pub(crate) mod ledger;
 pub(crate) mod migrate;
+pub(crate) mod pay;
 pub(crate) mod rebuild;
+pub(crate) mod refunds;
 pub(crate) mod sale;
 pub(crate) mod token;
 
@@ -13,6 +15,9 @@ use flashsale_bootstrap::Settings;
 use flashsale_operations::{Operations, connect};
 
 use crate::failure::Failure;
+
+/// Who acts, in the audit log: whoever may run this program against the stores.
+const ACTOR: &str = "salectl";
 
 /// The operations on the stores of these settings. A database without the schema of this version is
 /// refused, with the command that brings it.

@@ -4,6 +4,7 @@ use flashsale_bootstrap::Settings;
 use flashsale_operations::{DeadFilter, DeadOrder, DeadOutcome};
 use serde::Serialize;
 
+use super::ACTOR;
 use crate::Verdict;
 use crate::cli::{DeadActionArgs, DeadCommand, DeadFilterArgs};
 use crate::failure::Failure;
@@ -61,9 +62,6 @@ pub(crate) async fn run(
         }
     }
 }
-
-/// Who acts, in the audit log: whoever may run this program against the stores.
-const ACTOR: &str = "salectl";
 
 fn filter_of(args: &DeadFilterArgs) -> DeadFilter {
     let (sale_id, reason) = (args.sale, args.reason.clone());

@@ -19,7 +19,8 @@ const RECHECK_AFTER: Duration = Duration::from_secs(1);
 /// ```json
 /// {"sale_id":"1","balanced":true,"total":1000,
 ///  "redis":{"gate_open":true,"total":1000,"available":0,"held":1000,"epoch":0},
-///  "stock_left":0,"queued":0,"awaiting_payment":1000,"paid":0,"rejected":0,"dead":0,
+///  "stock_left":0,"queued":0,"in_transit":0,"late_payments":0,"adjusting":0,
+///  "awaiting_payment":1000,"paid":0,"cancelled":0,"expired":0,"refund_due":0,"rejected":0,"dead":0,
 ///  "imbalance":0,"problems":[]}
 /// ```
 /// `redis` is null for a direct sale, and while Redis does not have the sale.
@@ -69,10 +70,24 @@ pub(crate) fn text(ledger: &Ledger) -> String {
         ("queued", ledger.queued.to_string()),
         ("dead", ledger.dead.to_string()),
         (
+            "in transit",
+            format!(
+                "{} releases, {} late payments, {:+} units of an adjustment",
+                ledger.in_transit, ledger.late_payments, ledger.adjusting
+            ),
+        ),
+        (
             "database",
             format!(
-                "{} left, {} awaiting payment, {} paid, {} rejected",
-                ledger.stock_left, ledger.awaiting_payment, ledger.paid, ledger.rejected
+                "{} left, {} awaiting payment, {} paid",
+                ledger.stock_left, ledger.awaiting_payment, ledger.paid
+            ),
+        ),
+        (
+            "over",
+            format!(
+                "{} cancelled, {} expired, {} refund due, {} rejected",
+                ledger.cancelled, ledger.expired, ledger.refund_due, ledger.rejected
             ),
         ),
         (

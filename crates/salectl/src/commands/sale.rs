@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use flashsale_bootstrap::Settings;
-use flashsale_domain::{NewSale, Price, Sale, SaleId, SaleMode, SaleState, Window};
+use flashsale_domain::{LatePayment, NewSale, Price, Sale, SaleId, SaleMode, SaleState, Window};
 use flashsale_operations::{OperationError, Refused};
 use serde::Serialize;
 
+use super::ACTOR;
 use crate::Verdict;
-use crate::cli::{CreateArgs, SaleArgs, SaleCommand};
+use crate::cli::{CreateArgs, SaleArgs, SaleCommand, StockArgs};
 use crate::failure::Failure;
 use crate::output::{Output, columns, fields};
 use crate::when::{now_ms, rfc3339};
@@ -20,7 +21,7 @@ use crate::when::{now_ms, rfc3339};
 ///  "stock_total":1000,"stock_left":1000,
 ///  "opens_at":"2026-11-11T00:00:00.000Z","closes_at":"2026-11-11T01:00:00.000Z",
 ///  "per_buyer":1,"price":{"amount":9900,"currency":"CNY"},"payment_window_s":900,
-///  "partition":0,"epoch":0}
+///  "late_payment":"reacquire","partition":0,"epoch":0}
 /// ```
 /// `stock_left` is the database's: what is still queued is not off it yet. `partition` is null until
 /// a queued sale is published. `sale list` prints `{"sales":[…]}`.
@@ -37,6 +38,7 @@ struct SaleView<'a> {
     per_buyer: u16,
     price: Price,
     payment_window_s: i64,
+    late_payment: LatePayment,
     partition: Option<u16>,
     epoch: i64,
 }
@@ -55,6 +57,7 @@ impl<'a> From<&'a Sale> for SaleView<'a> {
             per_buyer: sale.per_buyer,
             price: sale.price,
             payment_window_s: sale.payment_window_s,
+            late_payment: sale.late_payment,
             partition: sale.partition.map(|partition| partition.number()),
             epoch: sale.epoch,
         }
@@ -106,6 +109,15 @@ pub(crate) async fn run(
             let moved = super::operations(settings).await?.close_sale(sale).await;
             show_moved(moved, Move::Close, output)?;
         }
+        SaleCommand::Stock(StockArgs { sale, delta, reason }) => {
+            let operations = super::operations(settings).await?;
+            let sale = operations.adjust_stock(ACTOR, sale, delta, &reason).await?;
+            let shown = SaleView::from(&sale);
+            output.print(&shown, || {
+                let (id, left, total) = (shown.sale_id, shown.stock_left, shown.stock_total);
+                format!("sale {id} has {total} units, {left} left (in the database)")
+            })?;
+        }
     }
     Ok(Verdict::Good)
 }
@@ -121,6 +133,7 @@ fn new_sale(args: CreateArgs) -> Result<NewSale, Failure> {
         per_buyer: args.per_buyer,
         price: Price { amount: args.price, currency: args.currency },
         payment_window_s: i64::try_from(args.payment_window.as_secs()).unwrap_or(i64::MAX),
+        late_payment: args.late_payment,
     };
     sale.validate().map_err(|error| Failure::usage(error.to_string()))?;
     Ok(sale)
@@ -202,6 +215,7 @@ fn describe(sale: &SaleView<'_>) -> String {
         ("per buyer", sale.per_buyer.to_string()),
         ("price", format!("{} {} (minor units)", sale.price.amount, sale.price.currency)),
         ("to pay within", humantime::format_duration(payment_window).to_string()),
+        ("late payments", sale.late_payment.to_string()),
         (
             "partition",
             match sale.partition {

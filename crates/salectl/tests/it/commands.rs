@@ -72,6 +72,8 @@ fn a_sale_is_shown_as_it_was_created() {
         "EUR",
         "--payment-window",
         "1h 30m",
+        "--late-payment",
+        "refund",
         "--mode",
         "direct",
     ]);
@@ -88,6 +90,7 @@ fn a_sale_is_shown_as_it_was_created() {
         "per_buyer": 2,
         "price": {"amount": 9900, "currency": "EUR"},
         "payment_window_s": 5400,
+        "late_payment": "refund",
         "partition": null,
         "epoch": created["epoch"],
     });
@@ -258,6 +261,8 @@ fn a_receipt_without_its_order_is_found() {
     assert!(line.contains("order_id,buyer"), "{line}");
     let line = stand.refused(2, &["audit", &sale, "--receipts", "missing.csv"]);
     assert!(line.contains("missing.csv cannot be read"), "{line}");
+    let line = stand.refused(2, &["audit", &sale, "--receipts", "/dev/zero"]);
+    assert!(line.contains("its first line"), "a file without an end: {line}");
     assert_eq!(stand.run(&["audit", "--receipts", &none]).code, Some(2), "whose receipts?");
 }
 

@@ -1,5 +1,6 @@
 //! The real program against real stores: what it prints, and its exit code.
 
+mod after_the_order;
 mod commands;
 mod databases;
 mod dead;

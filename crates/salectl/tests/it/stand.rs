@@ -55,6 +55,10 @@ impl Stand {
         self
     }
 
+    pub(crate) fn database_url(&self) -> &str {
+        &self.database_url
+    }
+
     /// Writes a file and returns its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.directory.path().join(name);
