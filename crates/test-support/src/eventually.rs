@@ -54,22 +54,34 @@ impl<T, E: Debug> Probe for Result<T, E> {
 pub async fn eventually<P: Probe>(
     deadline: Duration,
     what: &str,
-    mut probe: impl AsyncFnMut() -> P,
+    probe: impl AsyncFnMut() -> P,
 ) -> P::Value {
+    try_eventually(deadline, what, probe).await.unwrap_or_else(|in_vain| panic!("{in_vain}"))
+}
+
+/// [`eventually`] for whoever goes on after a wait in vain: the error says what was waited for.
+///
+/// # Errors
+/// When `deadline` has passed.
+pub async fn try_eventually<P: Probe>(
+    deadline: Duration,
+    what: &str,
+    mut probe: impl AsyncFnMut() -> P,
+) -> Result<P::Value, String> {
     let ends = tokio::time::Instant::now() + deadline;
     let mut pause = PAUSE_MIN;
     let mut last = String::new();
     loop {
         match tokio::time::timeout_at(ends, probe()).await {
             Ok(answer) => match answer.settle() {
-                Ok(value) => return value,
+                Ok(value) => return Ok(value),
                 Err(reason) => last = reason,
             },
             Err(_elapsed) if last.is_empty() => last = "the probe did not return".to_owned(),
             Err(_elapsed) => {}
         }
         if tokio::time::Instant::now() + pause >= ends {
-            give_up(deadline, what, &last);
+            return Err(in_vain(deadline, what, &last));
         }
         tokio::time::sleep(pause).await;
         pause = longer(pause);
@@ -90,7 +102,7 @@ pub fn eventually_blocking<P: Probe>(
             Err(reason) => reason,
         };
         if Instant::now() + pause >= ends {
-            give_up(deadline, what, &last);
+            panic!("{}", in_vain(deadline, what, &last));
         }
         std::thread::sleep(pause);
         pause = longer(pause);
@@ -101,11 +113,11 @@ fn longer(pause: Duration) -> Duration {
     (pause * 3 / 2).min(PAUSE_MAX)
 }
 
-fn give_up(deadline: Duration, what: &str, last: &str) -> ! {
+fn in_vain(deadline: Duration, what: &str, last: &str) -> String {
     if last.is_empty() {
-        panic!("waited {deadline:?} in vain for: {what}");
+        return format!("waited {deadline:?} in vain for: {what}");
     }
-    panic!("waited {deadline:?} in vain for: {what} (last: {last})");
+    format!("waited {deadline:?} in vain for: {what} (last: {last})")
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod redis_server;
 mod temp;
 mod unique;
 
-pub use eventually::{Probe, eventually, eventually_blocking};
+pub use eventually::{Probe, eventually, eventually_blocking, try_eventually};
 pub use port::free_port;
 pub use postgres_server::{PostgresServer, PostgresServerBuilder};
 pub use program::{Program, ProgramBuilder, binary};

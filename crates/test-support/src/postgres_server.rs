@@ -113,6 +113,17 @@ impl PostgresServer {
         );
     }
 
+    /// Ends every connection (`pg_terminate_backend`), as a failover of a pooler or an administrator
+    /// would; new ones are taken at once.
+    ///
+    /// # Panics
+    /// When PostgreSQL does not run.
+    pub fn terminate_backends(&self) {
+        const ALL_BUT_OURS: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        self.run_sql("postgres", ALL_BUT_OURS).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
     /// Kills the postmaster and the processes that serve its connections, as a power cut would.
     pub fn kill_9(&self) {
         // Stopped, it neither starts another child nor frees the pid of a dead one.

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use flashsale_test_support::{RedisServer, eventually_blocking};
@@ -23,6 +24,19 @@ fn ask(server: &RedisServer, command: &str) -> std::io::Result<String> {
 
 fn answer(server: &RedisServer, command: &str) -> String {
     ask(server, command).expect("redis answers")
+}
+
+#[test]
+fn the_server_that_is_named_is_the_one_that_runs() {
+    let named = std::env::var_os("REDIS_SERVER_BIN").map(PathBuf::from);
+    let on_path = || {
+        let path = std::env::var_os("PATH").expect("a PATH");
+        std::env::split_paths(&path).map(|folder| folder.join("redis-server")).find(|p| p.is_file())
+    };
+    let named = named.or_else(on_path).expect("a redis-server").canonicalize().expect("is there");
+    let server = RedisServer::start();
+    let runs = std::fs::read_link(format!("/proc/{}/exe", server.pid())).expect("it runs");
+    assert_eq!(runs, named);
 }
 
 #[test]

@@ -1,0 +1,310 @@
+//! What must be true after a round: the receipts against the rows and dead letters, then the ledger
+//! and the audit. Each failure is one line.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use flashsale_domain::{OrderId, OrderState, Partition, RejectReason, SaleId};
+use flashsale_operations::Receipt;
+use flashsale_storage_sql::StoredOrder;
+use serde::Deserialize;
+
+use crate::damage::Damage;
+use crate::deployment::Deployment;
+use crate::load::Told;
+use crate::plan::Plan;
+
+/// Of one kind of failure so many are named.
+const NAMED_MAX: usize = 5;
+/// So many lost orders are asked for over HTTP.
+const ASKED_MAX: usize = 10;
+/// More lines than the drills of one deployment write.
+const AUDIT_LINES: u64 = 100_000;
+/// What a worker writes when an entry that it should have had is gone.
+const ENTRY_LOST: &str = "entry.lost";
+
+/// What the checks saw.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Rows of the sale.
+    pub(crate) orders: usize,
+    /// Orders that buyers were told of and that the drill itself destroyed.
+    pub(crate) lost: usize,
+    /// Dead letters that this deployment's drills appended.
+    pub(crate) dead: usize,
+    /// Requests that buyers had to send again.
+    pub(crate) retries: u64,
+    /// What is wrong.
+    pub(crate) failures: Vec<String>,
+}
+
+impl Found {
+    /// Reports those that should not be there.
+    fn complain(&mut self, what: &str, offenders: &[String]) {
+        if offenders.is_empty() {
+            return;
+        }
+        let named = offenders[..offenders.len().min(NAMED_MAX)].join(", ");
+        self.failures.push(format!("{} {what}: {named}", offenders.len()));
+    }
+}
+
+impl Deployment {
+    /// Judges a sale at rest.
+    pub(crate) async fn check(
+        &self,
+        plan: &Plan,
+        sale: i64,
+        told: &Told,
+        damage: &Damage,
+    ) -> anyhow::Result<Found> {
+        let mut found = Found { retries: told.figures.retries, ..Found::default() };
+        let id = SaleId::from_i64(sale).ok_or_else(|| anyhow::anyhow!("sale {sale}"))?;
+        let rows = self.read_rows(id).await?;
+        found.orders = rows.len();
+        let lost = check_receipts(&mut found, &rows, told, damage);
+        check_rows(&mut found, &rows, plan, told, damage);
+        check_answers(&mut found, told, damage);
+        self.check_dead_letters(&mut found, damage).await?;
+        self.check_losses_are_named(&mut found, &rows, damage).await?;
+        self.check_lost_are_told(&mut found, &lost).await?;
+        self.check_ledger_and_audit(&mut found, id, told, &lost).await?;
+        Ok(found)
+    }
+
+    async fn read_rows(&self, sale: SaleId) -> anyhow::Result<HashMap<OrderId, StoredOrder>> {
+        let mut rows = HashMap::new();
+        let mut after = None;
+        loop {
+            let page = self.database.list_sale_orders(sale, after, 5_000).await?;
+            let Some(last) = page.last() else { return Ok(rows) };
+            after = Some(last.order.id);
+            rows.extend(page.into_iter().map(|row| (row.order.id, row)));
+        }
+    }
+
+    /// The dead letters are those that drills appended, byte for byte, and no others.
+    async fn check_dead_letters(&self, found: &mut Found, damage: &Damage) -> anyhow::Result<()> {
+        let mut there = BTreeSet::new();
+        let (mut strange, mut changed) = (Vec::new(), Vec::new());
+        for partition in self.partitions() {
+            for letter in self.redis.list_dead_letters(partition).await? {
+                let id = letter.entry.id;
+                there.insert((partition, id));
+                match self.poison.get(&(partition, id)) {
+                    None => strange.push(format!("{id} ({}: {})", letter.reason, letter.detail)),
+                    Some(poison) if poison.fields != letter.entry.fields => {
+                        changed.push(id.to_string());
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        found.dead = there.len();
+        let missing: Vec<String> = self
+            .poison
+            .iter()
+            .filter(|(key, poison)| poison.must_be_there && !there.contains(key))
+            .filter(|((partition, id), _)| {
+                let order = OrderId::from_entry(*partition, *id);
+                order.is_err() || order.is_ok_and(|order| !damage.may_have_lost_order(order))
+            })
+            .map(|((_, id), _)| id.to_string())
+            .collect();
+        found.complain("dead letters that no drill appended", &strange);
+        found.complain("dead letters with other bytes than were appended", &changed);
+        found.complain("bad entries are no dead letters", &missing);
+        Ok(())
+    }
+
+    /// What was taken while a worker held it, and never became a row, stands in the audit log; and
+    /// nothing else does.
+    async fn check_losses_are_named(
+        &self,
+        found: &mut Found,
+        rows: &HashMap<OrderId, StoredOrder>,
+        damage: &Damage,
+    ) -> anyhow::Result<()> {
+        let log = self.database.list_audit(AUDIT_LINES).await?;
+        let named: BTreeSet<String> = log
+            .into_iter()
+            .filter(|entry| entry.action == ENTRY_LOST)
+            .map(|entry| entry.subject)
+            .collect();
+        let deleted: BTreeSet<String> = self.deleted.iter().map(ToString::to_string).collect();
+        let untrue: Vec<String> = named.difference(&deleted).cloned().collect();
+        found.complain("entries are called lost that no drill deleted", &untrue);
+        if damage.trace_is_gone {
+            return Ok(());
+        }
+        let unnamed: Vec<String> = damage
+            .deleted_while_pending
+            .iter()
+            .filter(|id| !rows.contains_key(id) && !named.contains(&id.to_string()))
+            .filter(|id| !self.is_poison(**id))
+            .map(ToString::to_string)
+            .collect();
+        found.complain("lost orders were pending and are not in the audit log", &unnamed);
+        Ok(())
+    }
+
+    fn is_poison(&self, id: OrderId) -> bool {
+        self.poison.contains_key(&(id.partition(), id.entry()))
+    }
+
+    /// Whoever was told of an order that Redis then lost is told so, too.
+    async fn check_lost_are_told(
+        &self,
+        found: &mut Found,
+        lost: &[&Receipt],
+    ) -> anyhow::Result<()> {
+        #[derive(Debug, Deserialize)]
+        struct Order {
+            state: String,
+            reason: Option<String>,
+        }
+        found.lost = lost.len();
+        let mut wrong = Vec::new();
+        for receipt in lost.iter().take(ASKED_MAX) {
+            let url = format!("{}/api/v1/orders/{}", self.gateway.url(), receipt.order_id);
+            let token = self.token(receipt.user_id.as_str())?;
+            let answer = self.http.get(url).bearer_auth(token).send().await?;
+            let (status, text) = (answer.status(), answer.text().await?);
+            let told_so = serde_json::from_str::<Order>(&text).is_ok_and(|order| {
+                order.state == OrderState::Rejected.as_str()
+                    && order.reason.as_deref() == Some(RejectReason::MemoryLost.as_str())
+            });
+            if !told_so {
+                wrong.push(format!("{} ({status} {text})", receipt.order_id));
+            }
+        }
+        found.complain("lost orders are not answered as rejected (memory-lost)", &wrong);
+        Ok(())
+    }
+
+    async fn check_ledger_and_audit(
+        &self,
+        found: &mut Found,
+        sale: SaleId,
+        told: &Told,
+        lost: &[&Receipt],
+    ) -> anyhow::Result<()> {
+        let ledger = self.operations.read_ledger(sale).await?;
+        if !ledger.is_balanced() || ledger.queued != 0 || ledger.in_transit != 0 || ledger.dead != 0
+        {
+            found.failures.push(format!("the ledger of a sale at rest: {ledger:?}"));
+        }
+        let lost: BTreeSet<OrderId> = lost.iter().map(|receipt| receipt.order_id).collect();
+        let kept: Vec<Receipt> =
+            told.receipts.iter().filter(|r| !lost.contains(&r.order_id)).cloned().collect();
+        let audit = self.operations.audit_sale(sale, &kept).await?;
+        let findings: Vec<String> =
+            audit.findings.iter().map(|f| format!("{} {}", f.invariant, f.what)).collect();
+        found.complain("findings of the audit", &findings);
+        Ok(())
+    }
+
+    /// Audits every sale of this deployment: what a later round did must not have harmed them.
+    pub(crate) async fn check_all(&self) -> anyhow::Result<Vec<String>> {
+        let audits = self.operations.audit_all().await?;
+        let findings = audits.iter().flat_map(|audit| {
+            let sale = audit.sale_id;
+            audit.findings.iter().map(move |f| format!("sale {sale}: {} {}", f.invariant, f.what))
+        });
+        Ok(findings.collect())
+    }
+}
+
+/// Every receipt is one row under its buyer. Those that the drill destroyed are returned.
+fn check_receipts<'a>(
+    found: &mut Found,
+    rows: &HashMap<OrderId, StoredOrder>,
+    told: &'a Told,
+    damage: &Damage,
+) -> Vec<&'a Receipt> {
+    let (mut lost, mut missing, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for receipt in &told.receipts {
+        match rows.get(&receipt.order_id) {
+            Some(row) if row.order.user_id == receipt.user_id => {}
+            Some(row) => others.push(format!("{} of {}", row.order.id, row.order.user_id)),
+            None if damage.may_have_lost_order(receipt.order_id) => lost.push(receipt),
+            None => missing.push(format!("{} of {}", receipt.order_id, receipt.user_id)),
+        }
+    }
+    found.complain("orders that buyers were told of are no rows", &missing);
+    found.complain("orders that buyers were told of are another's", &others);
+    lost
+}
+
+/// No row without a buyer of this round, none twice, none rejected, and not more than were asked for.
+fn check_rows(
+    found: &mut Found,
+    rows: &HashMap<OrderId, StoredOrder>,
+    plan: &Plan,
+    told: &Told,
+    damage: &Damage,
+) {
+    let (mut strange, mut rejected) = (Vec::new(), Vec::new());
+    let mut open: BTreeMap<&str, usize> = BTreeMap::new();
+    for row in rows.values() {
+        let (id, user) = (row.order.id, row.order.user_id.as_str());
+        let number = user.strip_prefix(&told.prefix).and_then(|number| number.parse::<u32>().ok());
+        if number.is_none_or(|number| number >= plan.load.buyers) {
+            strange.push(format!("{id} of {user}"));
+        }
+        if row.order.state.is_open() {
+            *open.entry(user).or_default() += 1;
+        }
+        // An entry that was still in a worker's memory when Redis forgot it is rejected, and says why.
+        let forgotten = damage.may_have_lost_order(id)
+            && row.order.reason.as_deref() == Some(RejectReason::MemoryLost.as_str());
+        if row.order.state != OrderState::AwaitingPayment && !forgotten {
+            rejected.push(format!("{id} is {} ({:?})", row.order.state, row.order.reason));
+        }
+    }
+    let twice: Vec<String> =
+        open.iter().filter(|(_, rows)| **rows > 1).map(|(user, _)| (*user).to_owned()).collect();
+    found.complain("rows of nobody who pressed", &strange);
+    found.complain("rows do not wait for payment", &rejected);
+    found.complain("buyers have several open rows", &twice);
+    if open.len() > usize::try_from(plan.load.stock).unwrap_or(usize::MAX) {
+        found.failures.push(format!("{} open rows of {} units", open.len(), plan.load.stock));
+    }
+
+    // A buyer without an answer may have a row all the same, and nobody else.
+    let receipts: BTreeSet<OrderId> = told.receipts.iter().map(|r| r.order_id).collect();
+    let untold = rows.keys().filter(|id| !receipts.contains(id)).count();
+    let figures = &told.figures;
+    let unanswered =
+        figures.unavailable + figures.transport_errors + (figures.planned - figures.requests);
+    if u64::try_from(untold).unwrap_or(u64::MAX) > unanswered {
+        found
+            .failures
+            .push(format!("{untold} rows without a receipt, {unanswered} requests unanswered"));
+    }
+}
+
+/// What buyers were told is free of contradictions, but for those whose orders were destroyed.
+fn check_answers(found: &mut Found, told: &Told, damage: &Damage) {
+    let figures = &told.figures;
+    if figures.contradictions > 0 && !damage.may_have_lost() {
+        let examples = figures.contradiction_examples.join("; ");
+        found.failures.push(format!("{} contradictions: {examples}", figures.contradictions));
+    }
+    if figures.server_errors > 0 {
+        found.failures.push(format!("server errors: {:?}", figures.server_errors_by_status));
+    }
+    if figures.client_errors > 0 {
+        found.failures.push(format!("{} client errors", figures.client_errors));
+    }
+    if figures.transport_errors > 0 {
+        let example = figures.transport_error_example.as_deref().unwrap_or("?");
+        found.failures.push(format!("{} transport errors: {example}", figures.transport_errors));
+    }
+}
+
+/// Where a sale with this id lives: sales take turns over the partitions.
+pub(crate) async fn home_of(deployment: &Deployment, sale: i64) -> anyhow::Result<Partition> {
+    let id = SaleId::from_i64(sale).ok_or_else(|| anyhow::anyhow!("sale {sale}"))?;
+    let sale = deployment.operations.get_sale(id).await?;
+    sale.partition.ok_or_else(|| anyhow::anyhow!("the sale has no home"))
+}

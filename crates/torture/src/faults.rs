@@ -1,0 +1,230 @@
+//! Carrying out one fault: its begin and its end.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use flashsale_domain::{EntryId, OrderId, Partition};
+use flashsale_test_support::try_eventually;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use tokio::task::block_in_place;
+use tokio::time::sleep;
+
+use crate::damage::{Damage, Poison};
+use crate::deployment::{Deployment, LEAVES_WITHIN};
+use crate::plan::{Fault, Phase, Plan};
+use crate::{Kind, poison};
+
+/// How long a worker is held still before it is killed: Redis hands it the next entries meanwhile, so
+/// that it dies with something in its hands.
+const HELD_STILL: Duration = Duration::from_millis(120);
+
+/// How long the backlog may take to drain while Redis takes no new orders.
+const DRAINS_WITHIN: Duration = Duration::from_secs(10);
+
+/// What XDEL takes from the victim, and from everybody's.
+const TAKEN_FROM_VICTIM: usize = 30;
+const TAKEN_FROM_ALL: usize = 10;
+
+impl Deployment {
+    /// Does what the plan says for this fault now.
+    pub(crate) async fn carry_out(
+        &mut self,
+        plan: &Plan,
+        fault: &Fault,
+        phase: Phase,
+        home: Partition,
+        damage: &mut Damage,
+    ) -> anyhow::Result<()> {
+        let done = match phase {
+            Phase::Begin => self.begin(fault, home, damage).await,
+            Phase::End => self.end(plan, fault, home, damage).await,
+        };
+        done.with_context(|| format!("{} ({phase:?})", fault.kind))
+    }
+
+    async fn begin(
+        &mut self,
+        fault: &Fault,
+        home: Partition,
+        damage: &mut Damage,
+    ) -> anyhow::Result<()> {
+        let worker = &mut self.workers[fault.worker];
+        match fault.kind {
+            Kind::WorkerKill => {
+                worker.freeze();
+                sleep(HELD_STILL).await;
+                block_in_place(|| worker.member.program.kill_9());
+            }
+            Kind::WorkerFreeze => worker.freeze(),
+            Kind::WorkerTerminate => worker.member.program.terminate(),
+            Kind::RedisKill => block_in_place(|| self.redis_server.kill_9()),
+            Kind::RedisFlush => {
+                self.raw.flush_all().await?;
+                damage.flushed = true;
+                damage.trace_is_gone = true;
+                for poison in self.poison.values_mut() {
+                    poison.must_be_there = false;
+                }
+            }
+            Kind::ScriptFlush => self.raw.flush_scripts().await?,
+            Kind::RedisFull => self.raw.limit_memory(1).await?,
+            Kind::GroupDestroy => {
+                self.raw.destroy_group(home).await?;
+                damage.trace_is_gone = damage.may_have_lost();
+            }
+            Kind::EntriesDelete | Kind::StreamTrim => {
+                self.take_entries(fault, home, damage).await?
+            }
+            Kind::PoisonEntries => self.append_poison(fault, home).await?,
+            Kind::PostgresTerminate => block_in_place(|| self.postgres.terminate_backends()),
+            Kind::PostgresStop => self.stop_postgres(),
+        }
+        Ok(())
+    }
+
+    async fn end(
+        &mut self,
+        plan: &Plan,
+        fault: &Fault,
+        home: Partition,
+        damage: &mut Damage,
+    ) -> anyhow::Result<()> {
+        match fault.kind {
+            Kind::WorkerKill | Kind::EntriesDelete | Kind::StreamTrim => {
+                self.replace_worker(fault.worker, false)?;
+            }
+            Kind::WorkerFreeze => self.workers[fault.worker].wake(),
+            Kind::WorkerTerminate => self.see_leave(plan, fault, damage)?,
+            Kind::RedisKill => block_in_place(|| self.redis_server.start_again()),
+            Kind::RedisFull => {
+                // With another fault beside it, something may have to wait.
+                if plan.faults.len() == 1 {
+                    self.see_drain(home, damage).await;
+                }
+                self.raw.limit_memory(0).await?;
+            }
+            Kind::PostgresStop => self.start_postgres(),
+            Kind::RedisFlush
+            | Kind::ScriptFlush
+            | Kind::GroupDestroy
+            | Kind::PoisonEntries
+            | Kind::PostgresTerminate => {}
+        }
+        Ok(())
+    }
+
+    /// A worker that was asked to leave does so in time; with nothing else in its way it leaves
+    /// nothing behind.
+    fn see_leave(&mut self, plan: &Plan, fault: &Fault, damage: &mut Damage) -> anyhow::Result<()> {
+        let worker = &self.workers[fault.worker];
+        let name = worker.name();
+        let ended = block_in_place(|| worker.member.program.wait_exit(LEAVES_WITHIN));
+        match ended {
+            None => {
+                let what = format!("{name} did not end within {LEAVES_WITHIN:?} of SIGTERM");
+                damage.failures.push(what);
+                block_in_place(|| self.workers[fault.worker].member.program.kill_9());
+            }
+            Some(status) if !status.success() && plan.faults.len() == 1 => {
+                damage.failures.push(format!("{name} ended with {status} after SIGTERM"));
+            }
+            Some(_) => {}
+        }
+        self.replace_worker(fault.worker, ended.is_some_and(|status| status.success()))
+    }
+
+    async fn see_drain(&mut self, home: Partition, damage: &mut Damage) {
+        let drained =
+            try_eventually(DRAINS_WITHIN, "the backlog drains while Redis is full", async || {
+                match self.redis.backlog(home).await {
+                    Ok(Some(backlog)) if backlog.total() == Some(0) => Ok(()),
+                    other => Err(other),
+                }
+            });
+        damage.failures.extend(drained.await.err());
+    }
+
+    /// Takes entries from the stream under its workers, and kills one of those that held some: what
+    /// no living worker has in memory is lost.
+    async fn take_entries(
+        &mut self,
+        fault: &Fault,
+        home: Partition,
+        damage: &mut Damage,
+    ) -> anyhow::Result<()> {
+        // Nothing may be committed between looking and taking, or the loss could not be told.
+        let still: Vec<usize> =
+            (0..self.workers.len()).filter(|&place| !self.workers[place].is_frozen).collect();
+        for &place in &still {
+            self.workers[place].freeze();
+        }
+        sleep(HELD_STILL).await;
+        let taken = self.take_from_stream(fault, home, damage).await;
+        block_in_place(|| self.workers[fault.worker].member.program.kill_9());
+        for place in still {
+            self.workers[place].wake();
+        }
+        taken
+    }
+
+    async fn take_from_stream(
+        &mut self,
+        fault: &Fault,
+        home: Partition,
+        damage: &mut Damage,
+    ) -> anyhow::Result<()> {
+        let mut chance = StdRng::seed_from_u64(fault.seed);
+        let on_stream = self.raw.list_entries(home).await?;
+        let pending = self.raw.list_pending(home).await?;
+        let victims = self.workers[fault.worker].consumer_part();
+        let of_victim = pending.iter().filter(|held| held.consumer.contains(&victims));
+        let mut chosen: BTreeSet<EntryId> = if fault.kind == Kind::StreamTrim {
+            // Up to a little beyond what the victim holds, so that some of it goes.
+            let last = of_victim.map(|held| held.id).max().or(on_stream.first().copied());
+            let up_to = on_stream.iter().filter(|id| Some(**id) <= last).count();
+            let more = chance.random_range(0..=TAKEN_FROM_ALL);
+            on_stream.iter().take(up_to + more).copied().collect()
+        } else {
+            let others = on_stream.sample(&mut chance, TAKEN_FROM_ALL).copied();
+            of_victim.map(|held| held.id).take(TAKEN_FROM_VICTIM).chain(others).collect()
+        };
+        if fault.kind == Kind::StreamTrim {
+            // XTRIM names the first that stays; without one, XDEL does the same to the rest.
+            match on_stream.iter().find(|id| !chosen.contains(id)) {
+                Some(first_kept) => self.raw.trim_below(home, *first_kept).await?,
+                None => {
+                    chosen.extend(&on_stream);
+                    self.raw.delete(home, &on_stream).await?;
+                }
+            }
+        } else {
+            let ids: Vec<EntryId> = chosen.iter().copied().collect();
+            self.raw.delete(home, &ids).await?;
+        }
+        let held: BTreeSet<EntryId> = pending.iter().map(|held| held.id).collect();
+        for id in chosen {
+            let order = OrderId::from_entry(home, id)?;
+            damage.deleted.insert(order);
+            self.deleted.insert(order);
+            if held.contains(&id) {
+                damage.deleted_while_pending.insert(order);
+            }
+        }
+        Ok(())
+    }
+
+    /// Three shapes, each appended among the orders.
+    async fn append_poison(&mut self, fault: &Fault, home: Partition) -> anyhow::Result<()> {
+        let mut chance = StdRng::seed_from_u64(fault.seed);
+        for fields in poison::shapes().sample(&mut chance, 3) {
+            if let Some(id) = self.raw.append(home, fields).await? {
+                let poison = Poison { fields: fields.clone(), must_be_there: true };
+                self.poison.insert((home, id), poison);
+            }
+        }
+        Ok(())
+    }
+}

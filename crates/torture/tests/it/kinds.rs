@@ -1,0 +1,114 @@
+//! One round of each kind of fault, on one deployment. A round that harms nothing would prove nothing,
+//! so each test also looks for what its fault leaves behind.
+
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use flashsale_torture::{Kind, Outcome, Plan, Torture, replay_command};
+use tokio::runtime::Runtime;
+
+/// Another one runs another load and other delays; this one has shown that it holds.
+const SEED: u64 = 2026;
+
+/// Connections live as long as the runtime that made them, so the tests share both.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
+static TORTURE: LazyLock<Mutex<Torture>> = LazyLock::new(Mutex::default);
+
+/// A round, and how much a metric of the workers rose in it.
+struct Round {
+    outcome: Outcome,
+    rise: f64,
+}
+
+fn torture() -> MutexGuard<'static, Torture> {
+    TORTURE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a round with this one fault; what the round's own checks find is a failure of the test.
+fn holds(kind: Kind, metric: &str) -> Round {
+    let mut torture = torture();
+    let plan = Plan::of(SEED, &[kind]);
+    let (before, outcome, after) = RUNTIME.block_on(async {
+        let deployment = torture.deployment().await.expect("a deployment");
+        let before = deployment.metric(metric).await;
+        let outcome = torture.run(&plan).await.expect("a deployment");
+        let after = torture.deployment().await.expect("a deployment").metric(metric).await;
+        (before, outcome, after)
+    });
+    let failures = outcome.failures.join("\n");
+    assert!(failures.is_empty(), "{failures}\n{}", replay_command(SEED, &[kind]));
+    assert!(outcome.orders > 100, "buyers were served: {outcome:?}");
+    let rise = after.iter().map(|(worker, value)| value - before.get(worker).unwrap_or(&0.0)).sum();
+    Round { outcome, rise }
+}
+
+#[test]
+fn a_worker_killed_with_entries_in_its_hands_costs_no_order() {
+    assert!(holds(Kind::WorkerKill, "flashsale_reclaimed_total").rise > 0.0);
+}
+
+#[test]
+fn a_worker_that_slept_past_its_time_writes_nothing_twice() {
+    assert!(holds(Kind::WorkerFreeze, "flashsale_reclaimed_total").rise > 0.0);
+}
+
+#[test]
+fn a_worker_that_is_asked_to_leave_leaves_nothing_behind() {
+    let round = holds(Kind::WorkerTerminate, "flashsale_reclaimed_total");
+    assert!(round.rise <= 0.0, "nobody had to take anything over: {}", round.rise);
+}
+
+#[test]
+fn a_redis_killed_and_restarted_is_opened_again_by_the_workers() {
+    assert!(holds(Kind::RedisKill, "flashsale_rebuilds_total").rise > 0.0);
+}
+
+#[test]
+fn a_redis_that_forgot_everything_is_loaded_again_by_the_workers() {
+    assert!(holds(Kind::RedisFlush, "flashsale_rebuilds_total").rise > 0.0);
+}
+
+#[test]
+fn a_redis_without_its_scripts_is_given_them_again() {
+    // Nothing is refused: what a closed gate or a fault would leave behind is not there.
+    let round = holds(Kind::ScriptFlush, "flashsale_rebuilds_total");
+    assert!(round.rise <= 0.0);
+}
+
+#[test]
+fn a_full_redis_loses_nothing_and_drains() {
+    let round = holds(Kind::RedisFull, "flashsale_rebuilds_total");
+    assert!(round.outcome.retries > 0, "it was full: {:?}", round.outcome);
+}
+
+#[test]
+fn a_group_destroyed_under_its_workers_is_made_again() {
+    assert!(holds(Kind::GroupDestroy, "flashsale_group_recreated_total").rise > 0.0);
+}
+
+#[test]
+fn deleted_entries_are_the_only_orders_that_are_missing() {
+    let round = holds(Kind::EntriesDelete, "flashsale_entries_lost_total");
+    assert!(round.outcome.deleted > 0 && round.rise > 0.0, "{:?}", round.outcome);
+}
+
+#[test]
+fn trimmed_entries_are_the_only_orders_that_are_missing() {
+    let round = holds(Kind::StreamTrim, "flashsale_entries_lost_total");
+    assert!(round.outcome.deleted > 0 && round.rise > 0.0, "{:?}", round.outcome);
+}
+
+#[test]
+fn bad_entries_become_dead_letters_byte_for_byte_and_their_neighbours_rows() {
+    let round = holds(Kind::PoisonEntries, "flashsale_entries_lost_total");
+    assert!(round.outcome.dead >= 3, "{:?}", round.outcome);
+}
+
+#[test]
+fn cut_connections_to_the_database_cost_no_order() {
+    holds(Kind::PostgresTerminate, "flashsale_worker_retries_total");
+}
+
+#[test]
+fn a_database_stopped_and_started_again_costs_no_order() {
+    assert!(holds(Kind::PostgresStop, "flashsale_worker_retries_total").rise > 0.0);
+}

@@ -1,0 +1,3 @@
+//! The drills, one short round of each kind.
+
+mod kinds;
