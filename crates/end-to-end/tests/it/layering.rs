@@ -8,9 +8,11 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 const LAYERS: &[(&str, &[&str])] = &[
     // The rules of a sale know nothing of where they are kept or who asks.
     ("flashsale-domain", &[]),
-    ("flashsale-bootstrap", &[]),
+    ("flashsale-bootstrap", &["flashsale-webhooks"]),
     ("flashsale-migrations", &[]),
     ("flashsale-test-support", &[]),
+    // A signature knows neither sales nor stores.
+    ("flashsale-webhooks", &[]),
     // The two storages do not know each other: operations puts them together.
     ("flashsale-storage-redis", &["flashsale-domain"]),
     ("flashsale-storage-sql", &["flashsale-domain", "flashsale-migrations"]),
@@ -29,7 +31,20 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("flashsale-salectl", PROGRAM),
     // A load generator that shared the gateway's types would share its mistakes.
     ("flashsale-rush", &["flashsale-bootstrap"]),
-    ("flashsale-demo", &["flashsale-test-support"]),
+    ("flashsale-demo", &["flashsale-test-support", "flashsale-webhooks"]),
+    // It reads both stores to judge them, and knows no program but by its name.
+    (
+        "flashsale-torture",
+        &[
+            "flashsale-bootstrap",
+            "flashsale-domain",
+            "flashsale-operations",
+            "flashsale-storage-redis",
+            "flashsale-storage-sql",
+            "flashsale-test-support",
+            "flashsale-webhooks",
+        ],
+    ),
     ("flashsale-end-to-end", &[]),
 ];
 
@@ -39,13 +54,15 @@ const PROGRAM: &[&str] = &[
     "flashsale-operations",
     "flashsale-storage-redis",
     "flashsale-storage-sql",
+    "flashsale-webhooks",
 ];
 
 /// Libraries (with all whose names continue with a dash) that only these crates may use.
 const KEPT_IN: &[(&str, &[&str])] = &[
-    ("redis", &["flashsale-storage-redis"]),
+    // The drills do to both stores what no operation of ours does.
+    ("redis", &["flashsale-storage-redis", "flashsale-torture"]),
     ("deadpool-redis", &["flashsale-storage-redis"]),
-    ("sea-orm", &["flashsale-storage-sql", "flashsale-migrations"]),
+    ("sea-orm", &["flashsale-storage-sql", "flashsale-migrations", "flashsale-torture"]),
     ("sqlx", &["flashsale-storage-sql", "flashsale-migrations"]),
 ];
 

@@ -1,10 +1,12 @@
 //! Tests of the workspace as a whole: its layering, and its programs together.
 
+mod after_order;
 mod crash;
 mod documents;
 mod drain;
 mod layering;
 mod licences;
+mod pay;
 mod sale;
 mod settings;
 mod stack;

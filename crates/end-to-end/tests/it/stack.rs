@@ -165,6 +165,30 @@ impl Stack {
         })
     }
 
+    /// From admission to COMMIT, in milliseconds, of each of the sale's orders.
+    pub(crate) fn commit_lags_ms(&self, sale: &str) -> Vec<i64> {
+        let url = &self.settings.iter().find(|(name, _)| name.ends_with("DATABASE__URL"));
+        let config = flashsale_storage_sql::DatabaseConfig {
+            url: url.expect("a database is set").1.clone(),
+            max_connections: 1,
+            connect_timeout: SOON,
+            statement_timeout: SOON,
+        };
+        let sale = sale.parse().expect("a sale's id");
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let rows = runtime.block_on(async {
+            let database = flashsale_storage_sql::Database::connect(&config).await?;
+            database.list_sale_orders(sale, None, 1_000_000).await
+        });
+        let rows = rows.expect("the database answers");
+        rows.iter()
+            .map(|row| {
+                let admitted_ms = i64::try_from(row.order.id.entry().ms).expect("fits");
+                row.order.committed_ms.expect("it is a row") - admitted_ms
+            })
+            .collect()
+    }
+
     /// Requires that the audit, receipts and all, finds nothing.
     pub(crate) fn assert_clean(&self, sale: &str) {
         let receipts = self.receipts();
@@ -176,6 +200,11 @@ impl Stack {
 }
 
 impl Member {
+    /// Where it listens to buyers.
+    pub(crate) fn http_addr(&self) -> String {
+        format!("127.0.0.1:{}", self.http)
+    }
+
     /// The sum of a metric over all its series; 0 while there is none.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let (_, text) = get(self.admin, "/metrics").unwrap_or_default();
