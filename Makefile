@@ -47,6 +47,13 @@ torture: ## drill faults under load, the invariants checked after each round: RO
 	@$(CARGO) build --release --workspace --bins
 	@exec $(TARGET_DIR)/release/torture $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
+.PHONY: races
+races: deps build ## what happens at one instant, again and again: RACES=n times (half an hour without it)
+	@FLASHSALE_TEST_ROUNDS=$(or $(RACES),500) $(CARGO) test --release --workspace --test it -- \
+	 --nocapture of_cancelling_paying_and_expiring_at_one_instant_exactly_one_wins
+	@FLASHSALE_TEST_ROUNDS=$(or $(RACES),1000) $(CARGO) test --release --workspace --test it -- \
+	 --nocapture nobody_who_holds_an_order_is_ever_told_that_it_is_sold_out
+
 .PHONY: lint
 lint: ## check format, clippy (warnings are errors) and shell scripts
 	@$(CARGO) fmt --all --check

@@ -1,11 +1,18 @@
 //! A sale's life: create, publish, pause, resume, close.
 
+use std::time::{Duration, Instant};
+
 use flashsale_bootstrap::clock;
 use flashsale_domain::{NewSale, Partition, Sale, SaleId, SaleMode, SaleState};
 use flashsale_storage_sql::SaleChange;
+use tokio::time::sleep;
 
 use crate::rebuild::PartitionUse;
 use crate::{OperationError, Operations, Refused};
+
+/// How long publishing waits for somebody else who loads the partition.
+const LOADED_WITHIN: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 impl Operations {
     /// Creates a sale, as a draft that buyers do not see.
@@ -67,11 +74,22 @@ impl Operations {
         self.change_in_database(id, SaleState::Published).await?;
         let sale = self.database.find_sale_before_growth(id).await?;
         let sale = sale.ok_or(Refused::SaleNotFound(id))?;
-        if !self.redis.publish_sale(partition, &sale).await? {
+        let started = Instant::now();
+        while !self.redis.publish_sale(partition, &sale).await? {
             let account = self.redis.read_sale(partition, id).await?;
-            if !account.gate_open || account.sale.is_none() {
-                // A Redis without this partition's memory, new or emptied: load all of it.
-                self.load_partition(partition, used).await?;
+            if account.gate_open && account.sale.is_some() {
+                break;
+            }
+            // A Redis without this partition's memory, new or emptied: load all of it. An
+            // order-worker that sees the same does the same, and either of the two will do.
+            match self.load_partition(partition, used).await {
+                Ok(_) => break,
+                Err(OperationError::Refused(
+                    Refused::RebuildRunning(_) | Refused::FenceLost(_),
+                )) if started.elapsed() < LOADED_WITHIN => {
+                    sleep(LOOK_AGAIN).await;
+                }
+                Err(error) => return Err(error),
             }
         }
         self.get_sale(id).await

@@ -29,8 +29,12 @@ pub(crate) struct Found {
     pub(crate) orders: usize,
     /// Orders that buyers were told of and that the drill itself destroyed.
     pub(crate) lost: usize,
+    /// Which ones.
+    pub(crate) lost_orders: BTreeSet<OrderId>,
     /// Dead letters that this deployment's drills appended.
     pub(crate) dead: usize,
+    /// Orders of which the second half of the round made something.
+    pub(crate) ended: usize,
     /// Requests that buyers had to send again.
     pub(crate) retries: u64,
     /// What is wrong.
@@ -39,7 +43,7 @@ pub(crate) struct Found {
 
 impl Found {
     /// Reports those that should not be there.
-    fn complain(&mut self, what: &str, offenders: &[String]) {
+    pub(crate) fn complain(&mut self, what: &str, offenders: &[String]) {
         if offenders.is_empty() {
             return;
         }
@@ -67,11 +71,16 @@ impl Deployment {
         self.check_dead_letters(&mut found, damage).await?;
         self.check_losses_are_named(&mut found, &rows, damage).await?;
         self.check_lost_are_told(&mut found, &lost).await?;
-        self.check_ledger_and_audit(&mut found, id, told, &lost).await?;
+        let lost = lost.iter().map(|receipt| receipt.order_id).collect();
+        self.check_ledger_and_audit(&mut found, id, &kept_receipts(told, &lost)).await?;
+        found.lost_orders = lost;
         Ok(found)
     }
 
-    async fn read_rows(&self, sale: SaleId) -> anyhow::Result<HashMap<OrderId, StoredOrder>> {
+    pub(crate) async fn read_rows(
+        &self,
+        sale: SaleId,
+    ) -> anyhow::Result<HashMap<OrderId, StoredOrder>> {
         let mut rows = HashMap::new();
         let mut after = None;
         loop {
@@ -83,7 +92,11 @@ impl Deployment {
     }
 
     /// The dead letters are those that drills appended, byte for byte, and no others.
-    async fn check_dead_letters(&self, found: &mut Found, damage: &Damage) -> anyhow::Result<()> {
+    pub(crate) async fn check_dead_letters(
+        &self,
+        found: &mut Found,
+        damage: &Damage,
+    ) -> anyhow::Result<()> {
         let mut there = BTreeSet::new();
         let (mut strange, mut changed) = (Vec::new(), Vec::new());
         for partition in self.partitions() {
@@ -139,9 +152,9 @@ impl Deployment {
         let unnamed: Vec<String> = damage
             .deleted_while_pending
             .iter()
-            .filter(|id| !rows.contains_key(id) && !named.contains(&id.to_string()))
-            .filter(|id| !self.is_poison(**id))
-            .map(ToString::to_string)
+            .filter(|(id, _)| !rows.contains_key(id) && !named.contains(&id.to_string()))
+            .filter(|(id, _)| !self.is_poison(**id))
+            .map(|(id, consumer)| format!("{id} (held by {consumer})"))
             .collect();
         found.complain("lost orders were pending and are not in the audit log", &unnamed);
         Ok(())
@@ -181,22 +194,18 @@ impl Deployment {
         Ok(())
     }
 
-    async fn check_ledger_and_audit(
+    pub(crate) async fn check_ledger_and_audit(
         &self,
         found: &mut Found,
         sale: SaleId,
-        told: &Told,
-        lost: &[&Receipt],
+        receipts: &[Receipt],
     ) -> anyhow::Result<()> {
         let ledger = self.operations.read_ledger(sale).await?;
         if !ledger.is_balanced() || ledger.queued != 0 || ledger.in_transit != 0 || ledger.dead != 0
         {
             found.failures.push(format!("the ledger of a sale at rest: {ledger:?}"));
         }
-        let lost: BTreeSet<OrderId> = lost.iter().map(|receipt| receipt.order_id).collect();
-        let kept: Vec<Receipt> =
-            told.receipts.iter().filter(|r| !lost.contains(&r.order_id)).cloned().collect();
-        let audit = self.operations.audit_sale(sale, &kept).await?;
+        let audit = self.operations.audit_sale(sale, receipts).await?;
         let findings: Vec<String> =
             audit.findings.iter().map(|f| format!("{} {}", f.invariant, f.what)).collect();
         found.complain("findings of the audit", &findings);
@@ -212,6 +221,11 @@ impl Deployment {
         });
         Ok(findings.collect())
     }
+}
+
+/// What buyers were told of and the drill did not destroy.
+pub(crate) fn kept_receipts(told: &Told, lost: &BTreeSet<OrderId>) -> Vec<Receipt> {
+    told.receipts.iter().filter(|r| !lost.contains(&r.order_id)).cloned().collect()
 }
 
 /// Every receipt is one row under its buyer. Those that the drill destroyed are returned.

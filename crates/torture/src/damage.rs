@@ -1,6 +1,6 @@
 //! What a round itself has broken: exactly this may be missing, or set aside, in the end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use flashsale_domain::OrderId;
 
@@ -20,8 +20,9 @@ pub(crate) struct Poison {
 pub(crate) struct Damage {
     /// Entries that were deleted from the stream, with a row by then or not.
     pub(crate) deleted: BTreeSet<OrderId>,
-    /// Those of them that a worker held when they were deleted: their loss must be named.
-    pub(crate) deleted_while_pending: BTreeSet<OrderId>,
+    /// Those of them that a worker held when they were deleted, with the consumer: their loss must be
+    /// named.
+    pub(crate) deleted_while_pending: BTreeMap<OrderId, String>,
     /// The pending list went with its group, and with it all trace of what was deleted before.
     pub(crate) trace_is_gone: bool,
     /// Redis lost everything.

@@ -9,18 +9,22 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use flashsale_bootstrap::Settings;
-use flashsale_domain::{EntryId, OrderId, Partition};
+use flashsale_bootstrap::{Settings, clock};
+use flashsale_domain::{EntryId, LatePayment, OrderId, Partition};
 use flashsale_operations::{Operations, connect};
 use flashsale_storage_redis::{GateStatus, Keys, Redis};
 use flashsale_storage_sql::Database;
 use flashsale_test_support::{
     PostgresServer, Program, RedisServer, TempDir, binary, free_port, temp_dir, try_eventually,
 };
+use flashsale_webhooks::Secrets;
+use jsonwebtoken::{EncodingKey, Header, encode};
+use serde_json::json;
 use tokio::task::block_in_place;
 
 use crate::damage::Poison;
 use crate::raw_redis::RawRedis;
+use crate::raw_sql::RawSql;
 
 /// How many order-workers.
 pub(crate) const WORKERS: usize = 3;
@@ -44,8 +48,15 @@ pub(crate) const SOON: Duration = Duration::from_secs(60);
 /// reclaim periods; the margin is for the housekeeping that finds it.
 const CONSUMER_GONE_AFTER: Duration = Duration::from_secs(15);
 
+/// What `salectl` says while somebody else rebuilds a partition.
+const REBUILD_RUNNING: &str = "is being rebuilt by somebody else";
+
 const PREFIX: &str = "torture";
 const SECRET: &str = "a-secret-of-the-fault-drills-0123456789";
+/// What the payment provider signs with.
+const PAYMENT_SECRET: &str = "a-payment-secret-of-the-fault-drills";
+/// What a unit costs, in fen.
+pub(crate) const PRICE: i64 = 1_990;
 
 /// Servers, programs and access. What is declared first is stopped first.
 pub struct Deployment {
@@ -54,10 +65,12 @@ pub struct Deployment {
     pub(crate) redis_server: RedisServer,
     pub(crate) postgres: PostgresServer,
     pub(crate) raw: RawRedis,
+    pub(crate) sql: RawSql,
     pub(crate) redis: Redis,
     pub(crate) database: Database,
     pub(crate) operations: Operations,
     pub(crate) http: reqwest::Client,
+    pub(crate) payment_secrets: Secrets,
     /// Whether PostgreSQL is away by our hand.
     pub(crate) postgres_is_down: bool,
     /// Every bad entry that a drill appended here.
@@ -102,15 +115,17 @@ impl Deployment {
                 RedisServer::builder().append_only(true).option("appendfsync", "no").try_start()?;
             anyhow::Ok((redis, PostgresServer::builder().try_start()?))
         })?;
+        let database_url = postgres.create_database();
         let settings: Vec<(&'static str, String)> = vec![
             ("FLASHSALE__REDIS__URL", redis_server.url()),
             ("FLASHSALE__REDIS__PREFIX", PREFIX.into()),
             ("FLASHSALE__REDIS__PARTITIONS", PARTITIONS.into()),
             ("FLASHSALE__REDIS__RESPONSE_TIMEOUT", "1s".into()),
-            ("FLASHSALE__DATABASE__URL", postgres.create_database()),
+            ("FLASHSALE__DATABASE__URL", database_url.clone()),
             ("FLASHSALE__DATABASE__STATEMENT_TIMEOUT", STATEMENT_TIMEOUT.into()),
             ("FLASHSALE__DATABASE__CONNECT_TIMEOUT", "2s".into()),
             ("FLASHSALE__AUTH__JWT_SECRET", SECRET.into()),
+            ("FLASHSALE__PAYMENT__WEBHOOK_SECRET", PAYMENT_SECRET.into()),
             ("FLASHSALE__CATALOGUE__REFRESH", "20ms".into()),
             ("FLASHSALE__WORKER__REBUILD", "auto".into()),
             ("FLASHSALE__WORKER__BATCH", "40".into()),
@@ -137,12 +152,14 @@ impl Deployment {
             gateway,
             workers,
             raw: RawRedis::new(&redis_server.url(), Keys::new(PREFIX))?,
+            sql: RawSql::connect(&database_url).await?,
             redis_server,
             postgres,
             operations: Operations::new(redis.clone(), database.clone()),
             redis,
             database,
             http: reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?,
+            payment_secrets: Secrets::parse(PAYMENT_SECRET)?,
             postgres_is_down: false,
             poison: BTreeMap::new(),
             deleted: BTreeSet::new(),
@@ -166,11 +183,23 @@ impl Deployment {
     }
 
     /// Creates and publishes a sale, as an operator does, and waits until the gateway shows it.
-    pub(crate) async fn open_sale(&self, stock: u32) -> anyhow::Result<i64> {
-        let stock = stock.to_string();
-        let create = ["sale", "create", "--title", "Drill", "--stock", &stock];
-        let id = self.salectl(&[&create[..], &["--opens", "now", "--closes", "+1h"]].concat())?;
-        self.salectl(&["sale", "publish", &id])?;
+    pub(crate) async fn open_sale(
+        &self,
+        stock: u32,
+        late_payment: LatePayment,
+    ) -> anyhow::Result<i64> {
+        let (stock, price) = (stock.to_string(), PRICE.to_string());
+        let create = ["sale", "create", "--title", "Drill", "--stock", &stock, "--price", &price];
+        let more = ["--opens", "now", "--closes", "+1h", "--late-payment", late_payment.as_str()];
+        let id = self.salectl(&[&create[..], &more].concat())?;
+        // A worker may be loading the partition just now; whoever is told so tries again.
+        let published = try_eventually(SOON, "the sale is published", async || {
+            match self.salectl(&["sale", "publish", &id]) {
+                Err(error) if error.to_string().contains(REBUILD_RUNNING) => Err(error),
+                other => Ok(other),
+            }
+        });
+        published.await.map_err(anyhow::Error::msg)??;
         let url = format!("{}/api/v1/sales/{id}", self.gateway.url());
         let shown = try_eventually(SOON, "the gateway shows the sale", async || {
             self.http.get(&url).send().await.is_ok_and(|answer| answer.status().is_success())
@@ -181,7 +210,8 @@ impl Deployment {
 
     /// A buyer's token.
     pub(crate) fn token(&self, buyer: &str) -> anyhow::Result<String> {
-        self.salectl(&["token", "--sub", buyer])
+        let claims = json!({ "sub": buyer, "exp": clock::now_ms() / 1_000 + 3_600 });
+        Ok(encode(&Header::default(), &claims, &EncodingKey::from_secret(SECRET.as_bytes())?)?)
     }
 
     fn salectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
@@ -280,6 +310,12 @@ impl Deployment {
                 && backlog.total() != Some(0)
             {
                 return Ok(Some(format!("partition {partition} has a backlog: {backlog:?}")));
+            }
+            for sale in homed {
+                let way = self.database.orders_in_transit(sale.id).await?;
+                if !way.releases.is_empty() || !way.late_payments.is_empty() {
+                    return Ok(Some(format!("units of sale {} are in transit: {way:?}", sale.id)));
+                }
             }
             let consumers = self.raw.count_consumers(partition).await?;
             let most = WORKERS + self.consumers_left_behind.len();

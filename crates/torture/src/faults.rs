@@ -1,6 +1,6 @@
 //! Carrying out one fault: its begin and its end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -204,13 +204,14 @@ impl Deployment {
             let ids: Vec<EntryId> = chosen.iter().copied().collect();
             self.raw.delete(home, &ids).await?;
         }
-        let held: BTreeSet<EntryId> = pending.iter().map(|held| held.id).collect();
+        let mut held: BTreeMap<EntryId, String> =
+            pending.into_iter().map(|held| (held.id, held.consumer)).collect();
         for id in chosen {
             let order = OrderId::from_entry(home, id)?;
             damage.deleted.insert(order);
             self.deleted.insert(order);
-            if held.contains(&id) {
-                damage.deleted_while_pending.insert(order);
+            if let Some(consumer) = held.remove(&id) {
+                damage.deleted_while_pending.insert(order, consumer);
             }
         }
         Ok(())

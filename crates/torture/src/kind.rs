@@ -85,6 +85,11 @@ impl Kind {
         }
     }
 
+    /// Whether it takes orders from the stream; of use only while there are some.
+    pub(crate) const fn takes_entries(self) -> bool {
+        matches!(self, Self::EntriesDelete | Self::StreamTrim)
+    }
+
     /// Whether it is done by asking Redis, which must be there to be asked.
     pub(crate) const fn asks_redis(self) -> bool {
         matches!(

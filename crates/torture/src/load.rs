@@ -17,7 +17,7 @@ use crate::plan::Load;
 /// Buyers who wait out a closed gate hold a connection each.
 const CONNECTIONS: &str = "256";
 /// How long buyers go on after the last fault; who has no answer then has none.
-const PATIENCE: Duration = Duration::from_millis(1_200);
+pub(crate) const PATIENCE: Duration = Duration::from_millis(1_200);
 
 /// Buyers at work.
 pub(crate) struct Rush {
@@ -101,8 +101,8 @@ impl Rush {
 
     /// Lets the buyers finish, sends home who still waits after a while, and reads what they were
     /// told.
-    pub(crate) fn end(&self) -> anyhow::Result<Told> {
-        let patience = self.planned.saturating_sub(self.elapsed()) + PATIENCE;
+    pub(crate) fn end(&self, patience: Duration) -> anyhow::Result<Told> {
+        let patience = self.planned.saturating_sub(self.elapsed()) + patience;
         block_in_place(|| {
             if self.program.wait_exit(patience).is_none() {
                 self.program.interrupt();

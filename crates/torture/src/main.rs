@@ -2,9 +2,12 @@
 
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
-use flashsale_torture::{Kind, Plan, Report, Torture, logs_of, replay_command, round_seed};
+use flashsale_torture::{
+    Kind, LongOutage, Plan, Report, Torture, logs_of, replay_command, round_seed,
+};
 
 /// Runs seeded rounds of faults against a deployment of the release programs on private servers,
 /// and checks the invariants after each.
@@ -29,11 +32,20 @@ struct Args {
     /// Run one round alone, by its own seed and with the kinds of its run
     #[arg(long, value_name = "ROUND_SEED", conflicts_with_all = ["seed", "rounds"])]
     replay: Option<u64>,
+
+    /// In place of rounds: PostgreSQL is stopped for so long under load
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["rounds", "kinds", "replay"])]
+    long_outage: Option<u32>,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match torture(&Args::parse()).await {
+    let args = Args::parse();
+    let good = match args.long_outage {
+        Some(seconds) => long_outage(seconds, args.seed).await,
+        None => torture(&args).await,
+    };
+    match good {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -41,6 +53,32 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+async fn long_outage(seconds: u32, seed: Option<u64>) -> anyhow::Result<bool> {
+    let seed = seed.map_or_else(rand::random, |seed| u32::try_from(seed).unwrap_or(u32::MAX));
+    let logs = logs_of(seed.into());
+    say(&format!("seed {seed}, PostgreSQL is away for {seconds} s"));
+    let outage = LongOutage::run(Duration::from_secs(seconds.into()), seed, &logs).await?;
+    say(&format!(
+        "{} rows in the end; {} entries waited when it came back, at rest after {:.1} s",
+        outage.orders,
+        outage.waited,
+        outage.caught_up_in.as_secs_f64(),
+    ));
+    for worker in &outage.workers {
+        say(&format!(
+            "{} meanwhile: {:.2} log lines a second, {:.2} % of a core",
+            worker.name, worker.lines_per_second, worker.cpu_percent,
+        ));
+    }
+    for failure in &outage.failures {
+        say(&format!("    {failure}"));
+    }
+    if !outage.failures.is_empty() {
+        say(&format!("    logs: {}", logs.display()));
+    }
+    Ok(outage.failures.is_empty())
 }
 
 async fn torture(args: &Args) -> anyhow::Result<bool> {
@@ -68,8 +106,12 @@ async fn torture(args: &Args) -> anyhow::Result<bool> {
             0 => String::new(),
             lost => format!(" ({lost} lost by the drill)"),
         };
+        let ended = match outcome.ended {
+            0 => String::new(),
+            ended => format!(" ({ended} ended)"),
+        };
         say(&format!(
-            "round {number:>3}  seed {seed:<15}  {verdict:<6} {:>4} orders  {:>4.1} s  {}{lost}",
+            "round {number:>3}  seed {seed:<15}  {verdict:<6} {:>4} orders  {:>4.1} s  {}{lost}{ended}",
             outcome.orders,
             outcome.took.as_secs_f64(),
             plan.kinds(),

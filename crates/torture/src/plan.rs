@@ -3,6 +3,7 @@
 //! The same seed and kinds give the same load and the same faults in the same order with the same
 //! delays. What the programs do in between is theirs: time itself cannot be replayed.
 
+use flashsale_domain::LatePayment;
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{RngExt as _, SeedableRng as _};
@@ -13,6 +14,9 @@ use crate::deployment::WORKERS;
 /// When faults begin, in milliseconds after the first buyer: the load lasts from 1.5 to 2.5 s.
 const BEGINS_MS: std::ops::RangeInclusive<u64> = 150..=1_300;
 
+/// Makes what is drawn for the life after the order another thing than what is drawn for the orders.
+const AFTER_MIX: u64 = 0x0A_F7E2;
+
 /// What a round does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -21,6 +25,19 @@ pub struct Plan {
     /// The buyers.
     pub load: Load,
     /// The faults, in the order in which they begin.
+    pub faults: Vec<Fault>,
+    /// What becomes of the orders; `None` where the round ends with the orders.
+    pub after: Option<After>,
+}
+
+/// The second half of a round: buyers pay, give up, or let their time run out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct After {
+    /// What the sale does with money that comes too late.
+    pub late_payment: LatePayment,
+    /// Decides who does what, and when.
+    pub seed: u64,
+    /// The faults meanwhile, in the order in which they begin.
     pub faults: Vec<Fault>,
 }
 
@@ -85,7 +102,29 @@ impl Plan {
         let count = chance.random_range(1..=3);
         let chosen: Vec<Kind> = kinds.sample(&mut chance, count).copied().collect();
         assert!(!chosen.is_empty(), "a round needs a kind of fault");
-        Self::draw(seed, &mut chance, &chosen)
+        let mut plan = Self::draw(seed, &mut chance, &chosen);
+        // From a chance of its own, so that the first half does not depend on it.
+        let mut chance = StdRng::seed_from_u64(seed ^ AFTER_MIX);
+        if chance.random() {
+            let count = chance.random_range(1..=2);
+            let possible: Vec<Kind> =
+                kinds.iter().copied().filter(|kind| !kind.takes_entries()).collect();
+            let chosen: Vec<Kind> = possible.sample(&mut chance, count).copied().collect();
+            plan.after = Some(After::draw(&mut chance, &chosen));
+        }
+        plan
+    }
+
+    /// The second half of this round, as a plan of its own.
+    pub(crate) fn of_after(&self, after: &After) -> Self {
+        Self { faults: after.faults.clone(), after: None, ..self.clone() }
+    }
+
+    /// The same round with these faults in a second half.
+    #[must_use]
+    pub fn followed_by(self, kinds: &[Kind]) -> Self {
+        let mut chance = StdRng::seed_from_u64(self.seed ^ AFTER_MIX);
+        Self { after: Some(After::draw(&mut chance, kinds)), ..self }
     }
 
     /// A round with exactly these faults.
@@ -101,24 +140,8 @@ impl Plan {
         let lasts_ms = chance.random_range(1_500..=2_500);
         let rate = buyers * repeat * 1_000 / lasts_ms;
         let load = Load { buyers, repeat, stock, rate, seed: chance.random() };
-        let mut workers: Vec<usize> = (0..WORKERS).collect();
-        workers.shuffle(chance);
-        let mut faults: Vec<Fault> = kinds
-            .iter()
-            .zip(workers.into_iter().cycle())
-            .map(|(&kind, worker)| {
-                let (least, most) = kind.lasts_ms();
-                Fault {
-                    kind,
-                    at_ms: chance.random_range(BEGINS_MS),
-                    lasts_ms: chance.random_range(least..=most),
-                    worker,
-                    seed: chance.random(),
-                }
-            })
-            .collect();
-        faults.sort_by_key(|fault| fault.at_ms);
-        Self { seed, load, faults }
+        let faults = draw_faults(chance, kinds);
+        Self { seed, load, faults, after: None }
     }
 
     /// Begins and ends in their order. What needs a store waits until one that is down is back, and
@@ -160,11 +183,47 @@ impl Plan {
         self.faults.iter().any(|fault| fault.kind == kind)
     }
 
-    /// Its kinds, in the order in which they begin.
+    /// Its kinds, in the order in which they begin; those of its second half after an arrow.
     pub fn kinds(&self) -> String {
-        let names: Vec<String> = self.faults.iter().map(|fault| fault.kind.name()).collect();
-        names.join(" + ")
+        let names = |faults: &[Fault]| {
+            let names: Vec<String> = faults.iter().map(|fault| fault.kind.name()).collect();
+            names.join(" + ")
+        };
+        match &self.after {
+            None => names(&self.faults),
+            Some(after) => format!("{} > {}", names(&self.faults), names(&after.faults)),
+        }
     }
+}
+
+impl After {
+    fn draw(chance: &mut StdRng, kinds: &[Kind]) -> Self {
+        let late_payment =
+            if chance.random() { LatePayment::Reacquire } else { LatePayment::Refund };
+        Self { late_payment, seed: chance.random(), faults: draw_faults(chance, kinds) }
+    }
+}
+
+/// One fault of each kind, in the order in which they begin.
+fn draw_faults(chance: &mut StdRng, kinds: &[Kind]) -> Vec<Fault> {
+    let mut workers: Vec<usize> = (0..WORKERS).collect();
+    workers.shuffle(chance);
+    let mut faults: Vec<Fault> = kinds
+        .iter()
+        .zip(workers.into_iter().cycle())
+        .map(|(&kind, worker)| {
+            let (least, most) = kind.lasts_ms();
+            Fault {
+                kind,
+                at_ms: chance.random_range(BEGINS_MS),
+                lasts_ms: chance.random_range(least..=most),
+                worker,
+                seed: chance.random(),
+            }
+        })
+        .collect();
+    faults.sort_by_key(|fault| fault.at_ms);
+    faults
 }
 
 #[cfg(test)]
@@ -190,7 +249,23 @@ mod tests {
             assert!(plans.iter().any(|plan| plan.has(kind)), "{kind}");
         }
         for seed in 0..20 {
-            assert_eq!(Plan::new(seed, &[Kind::RedisKill]).kinds(), "redis-kill");
+            let plan = Plan::new(seed, &[Kind::RedisKill]);
+            let after = plan.after.iter().flat_map(|after| &after.faults);
+            assert!(plan.faults.iter().chain(after).all(|fault| fault.kind == Kind::RedisKill));
+        }
+    }
+
+    #[test]
+    fn some_rounds_have_a_second_half_which_takes_no_entries() {
+        let plans: Vec<Plan> = (0..200).map(|seed| Plan::new(seed, Kind::ALL)).collect();
+        let halves: Vec<&After> = plans.iter().filter_map(|plan| plan.after.as_ref()).collect();
+        assert!((60..=140).contains(&halves.len()), "{}", halves.len());
+        for policy in [LatePayment::Reacquire, LatePayment::Refund] {
+            assert!(halves.iter().any(|after| after.late_payment == policy));
+        }
+        for after in halves {
+            assert!((1..=2).contains(&after.faults.len()), "{after:?}");
+            assert!(after.faults.iter().all(|fault| !fault.kind.takes_entries()), "{after:?}");
         }
     }
 

@@ -111,6 +111,11 @@ impl RawRedis {
             .collect())
     }
 
+    /// What is noted of entries that may crash their workers: each field of the hash.
+    pub(crate) async fn list_attempts(&self, partition: Partition) -> anyhow::Result<Vec<String>> {
+        self.ask(&["HKEYS", &self.keys.suspects(partition)]).await
+    }
+
     /// `XDEL`.
     pub(crate) async fn delete(&self, partition: Partition, ids: &[EntryId]) -> anyhow::Result<()> {
         if ids.is_empty() {

@@ -1,6 +1,6 @@
 //! The table at the end: how often each kind was in a round, and what came of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -13,6 +13,8 @@ pub struct Report {
     failed: usize,
     orders: usize,
     lost: usize,
+    second_halves: usize,
+    ended: usize,
     took: Duration,
     kinds: BTreeMap<Kind, Line>,
 }
@@ -34,8 +36,12 @@ impl Report {
         self.orders += outcome.orders;
         self.lost += outcome.lost;
         self.took += outcome.took;
-        for fault in &plan.faults {
-            let line = self.kinds.entry(fault.kind).or_default();
+        self.second_halves += usize::from(outcome.ended > 0);
+        self.ended += outcome.ended;
+        let after = plan.after.iter().flat_map(|after| &after.faults);
+        let kinds: BTreeSet<Kind> = plan.faults.iter().chain(after).map(|f| f.kind).collect();
+        for kind in kinds {
+            let line = self.kinds.entry(kind).or_default();
             line.rounds += 1;
             line.orders += outcome.orders;
             line.lost += outcome.lost;
@@ -68,6 +74,8 @@ impl fmt::Display for Report {
             "{:<20}{rounds:>8}{orders:>9}{lost:>7}{failed:>8}  in {seconds:.0} s",
             "all rounds"
         )?;
+        let (halves, ended) = (self.second_halves, self.ended);
+        writeln!(f, "{halves} rounds went on after the orders: {ended} of them were ended.")?;
         write!(
             f,
             "A round with several kinds counts under each. Lost are orders that the drills themselves \

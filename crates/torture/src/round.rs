@@ -4,16 +4,17 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use flashsale_domain::Partition;
+use flashsale_domain::{LatePayment, OrderState, Partition, SaleId};
 use flashsale_operations::{OperationError, Refused};
+use flashsale_storage_sql::StoredOrder;
 use flashsale_test_support::try_eventually;
 use tokio::time::sleep;
 
-use crate::check::{Found, home_of};
+use crate::check::{Found, home_of, kept_receipts};
 use crate::damage::Damage;
 use crate::deployment::{Deployment, SOON};
-use crate::load::Rush;
-use crate::plan::Plan;
+use crate::load::{PATIENCE, Rush, Told};
+use crate::plan::{After, Plan};
 
 /// What a round came to.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Outcome {
     pub deleted: usize,
     /// Orders that buyers were told of and that it destroyed.
     pub lost: usize,
+    /// Orders that were paid for, given up or left in its second half.
+    pub ended: usize,
     /// Dead letters that are there now, of this deployment's rounds.
     pub dead: usize,
     /// Requests that buyers had to send again.
@@ -62,6 +65,7 @@ impl Deployment {
             orders: found.orders,
             deleted: damage.deleted.len(),
             lost: found.lost,
+            ended: found.ended,
             dead: found.dead,
             retries: found.retries,
             took: started.elapsed(),
@@ -75,7 +79,8 @@ impl Deployment {
         damage: &mut Damage,
         rush_log: &mut String,
     ) -> anyhow::Result<Found> {
-        let sale = self.open_sale(plan.load.stock).await?;
+        let policy = plan.after.as_ref().map_or(LatePayment::Reacquire, |after| after.late_payment);
+        let sale = self.open_sale(plan.load.stock, policy).await?;
         let home = home_of(self, sale).await?;
         let rush = Rush::start(self, sale, &plan.load)?;
         for step in plan.steps() {
@@ -84,7 +89,7 @@ impl Deployment {
             let fault = &plan.faults[step.fault];
             self.carry_out(plan, fault, step.phase, home, damage).await?;
         }
-        let told = rush.end();
+        let told = rush.end(PATIENCE);
         *rush_log = rush.log();
         let told = told?;
         self.wait_for_rest().await?;
@@ -93,11 +98,59 @@ impl Deployment {
             self.rebuild(home).await?;
             self.wait_for_rest().await?;
         }
-        self.check(plan, sale, &told, damage).await
+        let mut found = self.check(plan, sale, &told, damage).await?;
+        if let Some(after) = plan.after.as_ref().filter(|_| found.failures.is_empty()) {
+            let lived = self.second_half(plan, after, sale, home, &told, &mut found).await;
+            // What was found before counts all the same.
+            if let Err(error) = lived {
+                found.failures.push(format!("after the orders: {error:#}"));
+            }
+        }
+        Ok(found)
+    }
+
+    /// What becomes of the orders, and whether that is right.
+    async fn second_half(
+        &mut self,
+        plan: &Plan,
+        after: &After,
+        sale: i64,
+        home: Partition,
+        told: &Told,
+        found: &mut Found,
+    ) -> anyhow::Result<()> {
+        let id = SaleId::from_i64(sale).with_context(|| format!("sale {sale}"))?;
+        let awaiting = |row: &StoredOrder| row.order.state == OrderState::AwaitingPayment;
+        let open: Vec<StoredOrder> =
+            self.read_rows(id).await?.into_values().filter(awaiting).collect();
+        let mut damage = Damage::default();
+        let lived = self.live_on(plan, after, home, open, &mut damage).await;
+        found.failures.append(&mut damage.failures);
+        let ended = lived?;
+        self.wait_for_rest().await?;
+        let nobody_waits = try_eventually(SOON, "no order waits for payment", async || {
+            let rows = self.read_rows(id).await.map_err(|error| format!("{error:#}"))?;
+            let waiting = rows.values().filter(|row| awaiting(row)).count();
+            if waiting == 0 { Ok(()) } else { Err(format!("{waiting} orders wait")) }
+        });
+        found.failures.extend(nobody_waits.await.err());
+        // The last ones have just let their units go.
+        self.wait_for_rest().await?;
+        let rows = self.read_rows(id).await?;
+        self.check_ended(found, after, sale, &rows, &ended).await?;
+
+        let again = self.buy_again(found, sale, &rows, &ended).await?;
+        self.wait_for_rest().await?;
+        Self::check_bought_again(found, &self.read_rows(id).await?, &again);
+        self.check_units(found, sale).await?;
+        self.check_dead_letters(found, &damage).await?;
+        let mut receipts = kept_receipts(told, &found.lost_orders);
+        receipts.extend(again);
+        self.check_ledger_and_audit(found, id, &receipts).await
     }
 
     /// Waits until everything that was admitted is where it belongs, and every program is ready.
-    async fn wait_for_rest(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn wait_for_rest(&mut self) -> anyhow::Result<()> {
         self.wait_until_ready().await?;
         let rest =
             try_eventually(SOON, "the deployment is at rest", async || match self.unrest().await {
@@ -122,7 +175,7 @@ impl Deployment {
     }
 }
 
-fn write_logs(folder: &Path, texts: &[(String, String)]) -> anyhow::Result<()> {
+pub(crate) fn write_logs(folder: &Path, texts: &[(String, String)]) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
     for (name, text) in texts {

@@ -2,9 +2,9 @@
 
 use flashsale_domain::{Refusal, Sale, SaleMode, SaleState, Window};
 use flashsale_operations::Refused;
-use flashsale_test_support::RedisServer;
+use flashsale_test_support::{RedisServer, eventually};
 
-use crate::support::{Stand, new_sale, on_both, only, press, refused};
+use crate::support::{SOON, Stand, new_sale, on_both, only, press, refused};
 
 async fn states(stand: &Stand, sale: &Sale) -> (SaleState, Option<String>) {
     let in_database = stand.operations.get_sale(sale.id).await.expect("a sale").state;
@@ -24,6 +24,25 @@ on_both!(publishing_on_a_fresh_redis_opens_the_gate, async |stand: Stand| {
     assert_eq!(stand.press(&sale, &[press("late")]).await, [Err(Refusal::SoldOut)]);
     // Nothing was there that could have been lost.
     assert_eq!(stand.redis.rebuilt_id(only()).await.expect("answered"), None);
+    assert_eq!(stand.work().await.done, 10);
+    stand.assert_clean(&sale).await;
+});
+
+on_both!(publishing_waits_for_a_worker_that_loads_the_partition_just_now, async |stand: Stand| {
+    let draft = stand.create(10).await;
+    let lock = stand.redis.try_lock_rebuild(only()).await.expect("answered");
+    let lock = lock.expect("nobody else has it");
+    let (operations, id) = (stand.operations.clone(), draft.id);
+    let publishing = tokio::spawn(async move { operations.publish_sale(id).await });
+    // It is in the database, and cannot be loaded yet.
+    eventually(SOON, "the sale is published in the database", async || {
+        states(&stand, &draft).await.0 == SaleState::Published
+    })
+    .await;
+    assert!(!publishing.is_finished());
+    lock.unlock().await.expect("unlocked");
+    let sale = publishing.await.expect("no panic").expect("published");
+    stand.admit(&sale, "buyer", 10).await;
     assert_eq!(stand.work().await.done, 10);
     stand.assert_clean(&sale).await;
 });

@@ -1,9 +1,9 @@
-//! One round of each kind of fault, on one deployment. A round that harms nothing would prove nothing,
+//! One round of each kind of fault, on one deployment, and one that goes on after the orders. A round that harms nothing would prove nothing,
 //! so each test also looks for what its fault leaves behind.
 
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use flashsale_torture::{Kind, Outcome, Plan, Torture, replay_command};
+use flashsale_torture::{Kind, Outcome, Plan, Torture, logs_of};
 use tokio::runtime::Runtime;
 
 /// Another one runs another load and other delays; this one has shown that it holds.
@@ -14,6 +14,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a ru
 static TORTURE: LazyLock<Mutex<Torture>> = LazyLock::new(Mutex::default);
 
 /// A round, and how much a metric of the workers rose in it.
+#[derive(Debug)]
 struct Round {
     outcome: Outcome,
     rise: f64,
@@ -25,17 +26,20 @@ fn torture() -> MutexGuard<'static, Torture> {
 
 /// Runs a round with this one fault; what the round's own checks find is a failure of the test.
 fn holds(kind: Kind, metric: &str) -> Round {
+    run(&Plan::of(SEED, &[kind]), metric)
+}
+
+fn run(plan: &Plan, metric: &str) -> Round {
     let mut torture = torture();
-    let plan = Plan::of(SEED, &[kind]);
     let (before, outcome, after) = RUNTIME.block_on(async {
         let deployment = torture.deployment().await.expect("a deployment");
         let before = deployment.metric(metric).await;
-        let outcome = torture.run(&plan).await.expect("a deployment");
+        let outcome = torture.run(plan).await.expect("a deployment");
         let after = torture.deployment().await.expect("a deployment").metric(metric).await;
         (before, outcome, after)
     });
     let failures = outcome.failures.join("\n");
-    assert!(failures.is_empty(), "{failures}\n{}", replay_command(SEED, &[kind]));
+    assert!(failures.is_empty(), "{failures}\n{plan:?}\n{}", logs_of(plan.seed).display());
     assert!(outcome.orders > 100, "buyers were served: {outcome:?}");
     let rise = after.iter().map(|(worker, value)| value - before.get(worker).unwrap_or(&0.0)).sum();
     Round { outcome, rise }
@@ -111,4 +115,13 @@ fn cut_connections_to_the_database_cost_no_order() {
 #[test]
 fn a_database_stopped_and_started_again_costs_no_order() {
     assert!(holds(Kind::PostgresStop, "flashsale_worker_retries_total").rise > 0.0);
+}
+
+/// Paid for, given up and run out of time, with a worker killed meanwhile and the database away.
+#[test]
+fn orders_end_as_their_buyers_were_told_whatever_fails_meanwhile() {
+    let faults = [Kind::WorkerKill, Kind::PostgresStop];
+    let plan = Plan::of(SEED, &[Kind::ScriptFlush]).followed_by(&faults);
+    let round = run(&plan, "flashsale_releases_total");
+    assert!(round.outcome.ended > 100 && round.rise > 20.0, "{:?}", round);
 }
