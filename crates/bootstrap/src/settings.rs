@@ -489,7 +489,7 @@ fn webhook_secrets(from: &mut Reader, key: &'static str) -> Option<Secrets> {
         &[key],
         secrets.is_ok(),
         "it is none",
-        "whsec_ and base64, or a text of at least 16 bytes; several are separated by spaces",
+        "whsec_ and base64, or a text of at least 8 bytes; several are separated by spaces",
     );
     secrets.ok()
 }

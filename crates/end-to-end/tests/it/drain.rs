@@ -95,5 +95,5 @@ fn stopped_with(log: &str, figure: &str) -> u64 {
     let line = log.lines().rev().find(|line| line.contains("\"stopped\""));
     let line = line.unwrap_or_else(|| panic!("no end: {log}"));
     let line: serde_json::Value = serde_json::from_str(line).expect("is JSON");
-    line["fields"][figure].as_u64().unwrap_or_else(|| panic!("no {figure}: {line}"))
+    line[figure].as_u64().unwrap_or_else(|| panic!("no {figure}: {line}"))
 }
