@@ -418,7 +418,7 @@ mod tests {
             ("refunds done".to_owned(), ErrorKind::MissingRequiredArgument),
             ("sale stock 1 --reason R".to_owned(), ErrorKind::MissingRequiredArgument),
             ("sale stock 1 --delta 5".to_owned(), ErrorKind::MissingRequiredArgument),
-            ("sale stock 1 --delta -x --reason R".to_owned(), value),
+            ("sale stock 1 --delta x --reason R".to_owned(), value),
             ("dead requeue".to_owned(), ErrorKind::MissingRequiredArgument),
             ("dead reject 5 --all".to_owned(), ErrorKind::ArgumentConflict),
             ("frobnicate".to_owned(), ErrorKind::InvalidSubcommand),

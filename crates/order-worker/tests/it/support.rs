@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use flashsale_bootstrap::{Settings, Shutdown, telemetry};
 use flashsale_domain::{
-    AdmissionRequest, IdempotencyKey, NewSale, OrderId, Partition, Price, Sale, SaleMode, UserId,
-    Window,
+    AdmissionRequest, IdempotencyKey, NewSale, OrderId, Partition, Price, Refusal, Sale, SaleMode,
+    UserId, Window,
 };
 use flashsale_operations::{Operations, Receipt, connect};
 use flashsale_order_worker::{OrderWorker, Processor};
@@ -231,7 +231,13 @@ impl Stand {
         let mut connection = self.redis.admission_connection().expect("a connection");
         let mut ids = Vec::with_capacity(count);
         for presses in presses.chunks(ADMIT_BATCH) {
-            let batch = connection.admit(partition, sale.id, presses).await.expect("answered");
+            // Units that came back are held back for a moment, until every gateway has asked again.
+            let batch = eventually(SOON, "units that are not held back", async || {
+                let batch = connection.admit(partition, sale.id, presses).await.expect("answered");
+                let all_refused = batch.outcomes.iter().all(|o| *o == Err(Refusal::SoldOut));
+                (!all_refused).then_some(batch)
+            })
+            .await;
             ids.extend(batch.outcomes.into_iter().map(|outcome| match outcome {
                 Ok(admission) if !admission.replayed => admission.order_id,
                 other => panic!("not admitted: {other:?}"),
