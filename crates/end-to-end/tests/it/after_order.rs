@@ -84,7 +84,9 @@ async fn follow(at: String, buyer: String, order: String, begun: Arc<AtomicUsize
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_who_follow_their_orders_are_told_soon_and_cost_little() {
     let count = followers_that_fit();
-    let stack = Stack::postgres();
+    let stack = Stack::postgres()
+        // Thousands at once: on a busy machine some are not read from for a while.
+        .with("FLASHSALE__HTTP__CLIENT_REQUEST_TIMEOUT", "1m");
     let sale = stack.open_sale(10_000, "queued");
     let gateway = stack.gateway();
     let client = reqwest::Client::new();
