@@ -143,17 +143,8 @@ impl Database {
     /// When nothing was written: see [`BatchFailure`].
     pub async fn commit_orders(&self, orders: &[NewOrder]) -> Result<CommittedBatch, BatchFailure> {
         let transaction = self.begin_write().await?;
-        match self.write_batch(&transaction, orders).await {
-            Ok(batch) => {
-                transaction.commit().await?;
-                Ok(batch)
-            }
-            Err(failure) => {
-                // A connection that is gone cannot roll back; the server does it by itself then.
-                let _ = transaction.rollback().await;
-                Err(failure)
-            }
-        }
+        let written = self.write_batch(&transaction, orders).await;
+        Self::end(transaction, written).await
     }
 
     async fn write_batch(
@@ -291,16 +282,8 @@ impl Database {
             self.announce(&transaction, orders, &[outcome], &sales, now).await?;
             Ok(is_new)
         };
-        match written.await {
-            Ok(is_new) => {
-                transaction.commit().await?;
-                Ok(is_new)
-            }
-            Err(failure) => {
-                let _ = transaction.rollback().await;
-                Err(failure)
-            }
-        }
+        let written = written.await;
+        Self::end(transaction, written).await
     }
 
     async fn read_guards(

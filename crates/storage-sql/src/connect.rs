@@ -5,8 +5,8 @@ use std::time::Duration;
 use flashsale_migrations::Migrator;
 use sea_orm::sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
 use sea_orm::{
-    ConnectOptions, DatabaseConnection, DatabaseTransaction, DbBackend, SqliteTransactionMode,
-    TransactionOptions, TransactionTrait as _,
+    ConnectOptions, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
+    SqliteTransactionMode, TransactionOptions, TransactionTrait as _,
 };
 use sea_orm_migration::MigratorTrait as _;
 
@@ -124,6 +124,20 @@ impl Database {
 
     pub(crate) fn backend(&self) -> DbBackend {
         self.connection.get_database_backend()
+    }
+
+    /// Ends a transaction as its work has ended: commits what succeeded, undoes what failed.
+    pub(crate) async fn end<T, E: From<DbErr>>(
+        transaction: DatabaseTransaction,
+        done: Result<T, E>,
+    ) -> Result<T, E> {
+        if done.is_ok() {
+            transaction.commit().await?;
+        } else {
+            // A connection that is gone cannot roll back; the server does it by itself then.
+            let _ = transaction.rollback().await;
+        }
+        done
     }
 
     /// A transaction that will write. SQLite takes its write lock at once (IMMEDIATE): one that

@@ -77,17 +77,8 @@ impl Database {
     /// When the database cannot be asked: the provider's retry finds out.
     pub async fn receive_payment(&self, new: &NewPayment) -> Result<PaymentAnswer, SqlFault> {
         let transaction = self.begin_write().await?;
-        match self.decide_payment(&transaction, new).await {
-            Ok(answer) => {
-                transaction.commit().await?;
-                Ok(answer)
-            }
-            Err(fault) => {
-                // A connection that is gone cannot roll back; the server does it by itself then.
-                let _ = transaction.rollback().await;
-                Err(fault)
-            }
-        }
+        let decided = self.decide_payment(&transaction, new).await;
+        Self::end(transaction, decided).await
     }
 
     async fn decide_payment(
@@ -272,16 +263,8 @@ impl Database {
         refused: bool,
     ) -> Result<Option<PaymentOutcome>, SqlFault> {
         let transaction = self.begin_write().await?;
-        match self.finish(&transaction, reacquiring, taken, refused).await {
-            Ok(outcome) => {
-                transaction.commit().await?;
-                Ok(outcome)
-            }
-            Err(fault) => {
-                let _ = transaction.rollback().await;
-                Err(fault)
-            }
-        }
+        let finished = self.finish(&transaction, reacquiring, taken, refused).await;
+        Self::end(transaction, finished).await
     }
 
     async fn finish(
