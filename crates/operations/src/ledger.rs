@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::{OperationError, Operations, Refused};
 
 /// How long an imbalance must persist.
-const REREAD_AFTER: Duration = Duration::from_millis(300);
+const REREAD_AFTER: Duration = Duration::from_secs(1);
 
 /// The account of every unit of a sale.
 #[derive(Debug, Clone, Serialize)]
