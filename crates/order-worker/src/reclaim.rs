@@ -10,7 +10,7 @@ use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_domain::{EntryId, OrderId, Partition};
 use flashsale_storage_redis::{RawEntry, Redis, RedisFault};
-use flashsale_storage_sql::Database;
+use flashsale_storage_sql::{Database, SqlFault};
 use tokio::sync::mpsc::Sender;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
@@ -41,15 +41,13 @@ impl Reclaimer {
     /// Looks through the pending list again and again until the shutdown is requested.
     pub(crate) async fn run(self, shutdown: Shutdown) {
         let mut failing = false;
-        let mut unwritten = Vec::new();
         loop {
             tokio::select! {
                 () = sleep(jittered(self.interval())) => {}
                 () = shutdown.requested() => return,
             }
-            let looked = self.look_through(&shutdown, &mut unwritten).await;
-            self.write_down(&mut unwritten).await;
-            match looked {
+            let looked = self.look_through(&shutdown).await;
+            match looked.and(self.write_down_lost().await) {
                 Ok(()) => failing = false,
                 Err(fault) => {
                     if !failing {
@@ -69,11 +67,7 @@ impl Reclaimer {
 
     /// The whole pending list, page by page. One page looks at ten times its size, so without the
     /// cursor what stands behind busy entries would never be reached.
-    async fn look_through(
-        &self,
-        shutdown: &Shutdown,
-        lost: &mut Vec<EntryId>,
-    ) -> Result<(), RedisFault> {
+    async fn look_through(&self, shutdown: &Shutdown) -> Result<(), RedisFault> {
         let mut from = None;
         let lost_log = Quiet::every_second();
         loop {
@@ -88,7 +82,6 @@ impl Reclaimer {
                 )
                 .await?;
             self.report_lost(&page.deleted, &lost_log);
-            lost.extend(page.deleted);
             if !page.entries.is_empty() && self.hand_over(page.entries).await?.is_break() {
                 return Ok(());
             }
@@ -146,27 +139,36 @@ impl Reclaimer {
         }
     }
 
-    /// Writes lost entries into the audit log. Redis names each of them once; so what cannot be
-    /// written stays in `lost` for the next look.
-    async fn write_down(&self, lost: &mut Vec<EntryId>) {
-        while let Some(id) = lost.last() {
-            let order = OrderId::from_entry(self.partition, *id).map(|id| id.to_string());
-            let detail = format!(
-                "entry {id} of partition {} was deleted while it was pending; order {}",
-                self.partition,
-                order.as_deref().unwrap_or("unknown"),
-            );
-            let subject = order.as_deref().unwrap_or("-");
-            let written =
-                self.database.insert_audit(&self.consumer, "entry.lost", subject, &detail).await;
-            if let Err(fault) = written {
-                if let Some(kept_back) = self.unwritten_log.allows() {
-                    error!(error = %fault, count = lost.len(), kept_back,
-                        "lost entries could not be written to the audit log; trying again");
+    /// Writes lost entries into the audit log: those that this worker found, and those of workers that
+    /// came to nothing just then. Redis keeps each until it is written.
+    async fn write_down_lost(&self) -> Result<(), RedisFault> {
+        loop {
+            let lost = self.redis.list_lost(self.partition, self.settings.batch).await?;
+            for &id in &lost {
+                if let Err(fault) = self.write_down(id).await {
+                    if let Some(kept_back) = self.unwritten_log.allows() {
+                        error!(error = %fault, count = lost.len(), kept_back,
+                            "lost entries could not be written to the audit log; trying again");
+                    }
+                    return Ok(());
                 }
-                return;
+                self.redis.forget_lost(self.partition, id).await?;
             }
-            lost.pop();
+            if lost.len() < self.settings.batch {
+                return Ok(());
+            }
         }
+    }
+
+    async fn write_down(&self, id: EntryId) -> Result<(), SqlFault> {
+        let order = OrderId::from_entry(self.partition, id).map(|id| id.to_string());
+        let detail = format!(
+            "entry {id} of partition {} was deleted while it was pending; order {}",
+            self.partition,
+            order.as_deref().unwrap_or("unknown"),
+        );
+        // An entry that is no order's has no other name.
+        let subject = order.unwrap_or_else(|_| format!("{}/{id}", self.partition));
+        self.database.insert_audit_once(&self.consumer, "entry.lost", &subject, &detail).await
     }
 }

@@ -47,6 +47,11 @@ impl Keys {
         format!("{}:{{{partition}}}:suspects", self.prefix)
     }
 
+    /// Set: ids of entries that were pending and are gone, until they are written down.
+    pub fn lost(&self, partition: Partition) -> String {
+        format!("{}:{{{partition}}}:lost", self.prefix)
+    }
+
     /// String: who rebuilds the partition.
     pub fn rebuild_lock(&self, partition: Partition) -> String {
         format!("{}:{{{partition}}}:rebuild", self.prefix)

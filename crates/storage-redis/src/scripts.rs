@@ -44,6 +44,7 @@ script!(LEAVE_GROUP = "lib/reply.lua", "leave_group.lua");
 script!(RELEASE = "lib/gate.lua", "lib/record.lua", "release.lua");
 script!(REACQUIRE = "lib/gate.lua", "lib/record.lua", "reacquire.lua");
 script!(ADJUST_STOCK = "lib/gate.lua", "adjust_stock.lua");
+script!(CLAIM = "claim.lua");
 script!(HOLD = "hold.lua");
 script!(COUNT_ATTEMPT = "count_attempt.lua");
 script!(GATE_STATUS = "lib/gate.lua", "gate_status.lua");

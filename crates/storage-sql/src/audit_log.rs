@@ -1,7 +1,9 @@
 //! The audit log: who did what to whom, and what was found lost.
 
-use sea_orm::sea_query::Query;
-use sea_orm::{ConnectionTrait as _, EntityTrait as _, QueryOrder as _, QuerySelect as _};
+use sea_orm::sea_query::{Expr, InsertStatement, Query, SelectStatement};
+use sea_orm::{
+    ColumnTrait as _, ConnectionTrait as _, EntityTrait as _, QueryOrder as _, QuerySelect as _,
+};
 
 use crate::clock::now_ms;
 use crate::entities::audit_log::{Column, Entity};
@@ -22,6 +24,15 @@ pub struct AuditEntry {
     pub detail: String,
 }
 
+fn insert(line: SelectStatement) -> InsertStatement {
+    Query::insert()
+        .into_table(Entity)
+        .columns([Column::AtMs, Column::Actor, Column::Action, Column::Subject, Column::Detail])
+        .select_from(line)
+        .expect("as many values as columns")
+        .to_owned()
+}
+
 impl Database {
     /// Adds a line to the audit log.
     ///
@@ -34,19 +45,45 @@ impl Database {
         subject: &str,
         detail: &str,
     ) -> Result<(), SqlFault> {
-        let statement = Query::insert()
-            .into_table(Entity)
-            .columns([Column::AtMs, Column::Actor, Column::Action, Column::Subject, Column::Detail])
-            .values_panic([
-                now_ms(self.backend()),
-                actor.into(),
-                action.into(),
-                subject.into(),
-                detail.into(),
-            ])
-            .to_owned();
-        self.connection.execute(&statement).await?;
+        let line = self.audit_line(actor, action, subject, detail);
+        self.connection.execute(&insert(line)).await?;
         Ok(())
+    }
+
+    /// Adds a line to the audit log, unless the same was done to the same subject before. Two callers
+    /// at the same instant may both add it.
+    ///
+    /// # Errors
+    /// When the database refuses or cannot be asked.
+    pub async fn insert_audit_once(
+        &self,
+        actor: &str,
+        action: &str,
+        subject: &str,
+        detail: &str,
+    ) -> Result<(), SqlFault> {
+        let before = Query::select()
+            .expr(Expr::val(1))
+            .from(Entity)
+            .and_where(Column::Action.eq(action))
+            .and_where(Column::Subject.eq(subject))
+            .to_owned();
+        let mut line = self.audit_line(actor, action, subject, detail);
+        line.cond_where(Expr::not_exists(before));
+        self.connection.execute(&insert(line)).await?;
+        Ok(())
+    }
+
+    fn audit_line(
+        &self,
+        actor: &str,
+        action: &str,
+        subject: &str,
+        detail: &str,
+    ) -> SelectStatement {
+        let values: [Expr; 5] =
+            [now_ms(self.backend()), actor.into(), action.into(), subject.into(), detail.into()];
+        Query::select().exprs(values).to_owned()
     }
 
     /// The latest lines of the audit log, newest first.

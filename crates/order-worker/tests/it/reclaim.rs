@@ -15,7 +15,12 @@ on_both!(a_worker_leaves_what_a_peer_has_held_for_a_moment_only, async |stand: S
     let worker = stand.worker().await;
     stand.admit(&sale, "buyer", 10).await;
     stand.wait_for_rows(10).await;
-    let held = stand.held().await;
+    // They are acknowledged a moment after they are rows.
+    let held = eventually(SOON, "the rows' entries to be acknowledged", async || {
+        let held = stand.held().await;
+        (held.len() <= 10).then_some(held)
+    })
+    .await;
     assert_eq!(held.len(), 10);
     assert!(held.iter().all(|(_, consumer, count)| consumer == "slow-peer" && *count == 1));
     worker.stop().await.expect("a clean end");
@@ -97,6 +102,37 @@ async fn taking_over_counts_as_no_delivery() {
     stand.wait_for_rows(10).await;
     assert_eq!(stand.dead().await, []);
     worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_worker_found_lost_and_died_of_is_written_down_by_its_peers() {
+    let stand = Plan::sqlite().impatient().stand().await;
+    let sale = stand.publish(100).await;
+    let ids = stand.admit(&sale, "buyer", 3).await;
+    assert_eq!(stand.read("dead-peer", 3).await.len(), 3);
+    for id in &ids[..2] {
+        let entry = id.entry().to_string();
+        stand.ask::<()>(&["XDEL", &stand.keys.orders(only()), &entry]).await;
+    }
+    // It hears of the loss, and nobody ever hears of it again.
+    let page = stand.redis.claim(only(), "dead-too", Duration::ZERO, None, 10).await.unwrap();
+    assert_eq!(page.deleted.len(), 2);
+    let (one, other) = (stand.worker().await, stand.worker().await);
+    eventually(SOON, "the lost entries to be written down", async || {
+        stand.redis.list_lost(only(), 10).await.is_ok_and(|lost| lost.is_empty())
+    })
+    .await;
+    one.stop().await.expect("a clean end");
+    other.stop().await.expect("a clean end");
+    let log = stand.database.list_audit(100).await.unwrap();
+    let mut named: Vec<String> = log
+        .into_iter()
+        .filter(|line| line.action == "entry.lost")
+        .map(|line| line.subject)
+        .collect();
+    named.sort_unstable();
+    named.dedup();
+    assert_eq!(named, [ids[0].to_string(), ids[1].to_string()]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -147,6 +147,7 @@ enum Key {
     Orders,
     Dead,
     Suspects,
+    Lost,
     Gate,
     Sale,
     Buyers,
@@ -154,10 +155,11 @@ enum Key {
 }
 
 impl Key {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Orders,
         Self::Dead,
         Self::Suspects,
+        Self::Lost,
         Self::Gate,
         Self::Sale,
         Self::Buyers,
@@ -170,6 +172,7 @@ impl Key {
             Self::Orders => keys.orders(p),
             Self::Dead => keys.dead(p),
             Self::Suspects => keys.suspects(p),
+            Self::Lost => keys.lost(p),
             Self::Gate => keys.gate(p),
             Self::Sale => keys.sale(p, work.sale.id),
             Self::Buyers => keys.buyers(p, work.sale.id),
@@ -218,7 +221,7 @@ async fn with_a_string_at(key: Key) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_of_the_wrong_type_holds_up_its_own_partition_only_and_heals() {
     blocking(RedisServer::shared);
-    side_by_side(Key::ALL.map(with_a_string_at)).await;
+    side_by_side(Key::ALL.map(|key| Box::pin(with_a_string_at(key)))).await;
 }
 
 /// Commands whose loss keeps some of the work from being done.
@@ -261,5 +264,5 @@ async fn a_command_that_is_denied_for_a_while_loses_nothing_and_fills_no_log() {
     let server = blocking(RedisServer::start);
     // On SQLite the frozen workers could hold a lock that the test needs.
     let plan = || patient(Plan::postgres()).redis(&server);
-    side_by_side(COMMANDS.map(|command| without(command, server.url(), plan()))).await;
+    side_by_side(COMMANDS.map(|command| Box::pin(without(command, server.url(), plan())))).await;
 }

@@ -8,6 +8,7 @@ use redis::Value;
 use super::reading::parse_entries;
 use super::{GROUP, RawEntry};
 use crate::connect::millis;
+use crate::scripts::CLAIM;
 use crate::{Redis, RedisFault};
 
 /// One page of entries taken over from consumers that held them for too long.
@@ -22,10 +23,8 @@ pub struct ClaimedPage {
 }
 
 impl Redis {
-    /// Takes over up to `count` entries that their consumer has held for `min_idle`.
-    ///
-    /// With JUSTID, so that the delivery count does not grow: a delivery is not an attempt. The
-    /// bodies are read afterwards.
+    /// Takes over up to `count` entries that their consumer has held for `min_idle`. Those that are
+    /// gone are named here once, and in [`Redis::list_lost`] until they are forgotten.
     ///
     /// # Errors
     /// When Redis cannot be asked, or there is no group.
@@ -37,40 +36,54 @@ impl Redis {
         from: Option<EntryId>,
         count: usize,
     ) -> Result<ClaimedPage, RedisFault> {
-        let key = self.keys.orders(partition);
-        let mut connection = self.connection().await?;
-        let (next, ids, deleted): (String, Vec<String>, Vec<String>) = redis::cmd("XAUTOCLAIM")
-            .arg(&key)
+        let (next, entries, deleted): (String, Value, Vec<String>) = CLAIM
+            .key(self.keys.orders(partition))
+            .key(self.keys.lost(partition))
             .arg(GROUP)
             .arg(consumer)
             .arg(millis(min_idle))
             .arg(from.map_or_else(|| "0-0".to_owned(), |id| id.to_string()))
-            .arg("COUNT")
             .arg(count)
-            .arg("JUSTID")
-            .query_async(&mut connection)
+            .invoke_async(&mut self.connection().await?)
             .await?;
-        let parse = |text: &String| {
-            text.parse::<EntryId>().map_err(|_| RedisFault::reply("XAUTOCLAIM", text.as_str()))
-        };
-        let mut deleted = deleted.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        let mut entries = Vec::with_capacity(ids.len());
-        if !ids.is_empty() {
-            let mut pipeline = redis::pipe();
-            for id in &ids {
-                pipeline.cmd("XRANGE").arg(&key).arg(id).arg(id);
-            }
-            let bodies: Vec<Value> = pipeline.query_async(&mut connection).await?;
-            for (id, body) in ids.iter().zip(bodies) {
-                let found = parse_entries("XRANGE", body)?;
-                if found.is_empty() {
-                    deleted.push(parse(id)?);
-                }
-                entries.extend(found);
-            }
-        }
-        let next = parse(&next)?;
-        let next = (next != EntryId { ms: 0, seq: 0 }).then_some(next);
-        Ok(ClaimedPage { entries, deleted, next })
+        let next = parse_id(&next)?;
+        Ok(ClaimedPage {
+            entries: parse_entries("claim", entries)?,
+            deleted: deleted.iter().map(|id| parse_id(id)).collect::<Result<_, _>>()?,
+            next: (next != EntryId { ms: 0, seq: 0 }).then_some(next),
+        })
     }
+
+    /// Up to `count` entries that were pending and are gone, and of which nobody has said yet that he
+    /// wrote it down.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn list_lost(
+        &self,
+        partition: Partition,
+        count: usize,
+    ) -> Result<Vec<EntryId>, RedisFault> {
+        let ids: Vec<String> = redis::cmd("SRANDMEMBER")
+            .arg(self.keys.lost(partition))
+            .arg(count)
+            .query_async(&mut self.connection().await?)
+            .await?;
+        ids.iter().map(|id| parse_id(id)).collect()
+    }
+
+    /// A lost entry is written down elsewhere.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked: then it is listed again.
+    pub async fn forget_lost(&self, partition: Partition, id: EntryId) -> Result<(), RedisFault> {
+        let mut connection = self.connection().await?;
+        let command =
+            redis::cmd("SREM").arg(self.keys.lost(partition)).arg(id.to_string()).to_owned();
+        Ok(command.query_async(&mut connection).await?)
+    }
+}
+
+fn parse_id(text: &str) -> Result<EntryId, RedisFault> {
+    text.parse().map_err(|_| RedisFault::reply("claim", text))
 }

@@ -300,6 +300,32 @@ async fn entries_deleted_under_their_reader_are_reported_once() {
 }
 
 #[tokio::test]
+async fn lost_entries_are_listed_until_they_are_forgotten_also_where_no_memory_is_left() {
+    let server = RedisServer::start();
+    let deployment = Deployment::on(&server).await;
+    let (redis, partition) = (&deployment.redis, deployment.partition);
+    redis.ensure_group(partition).await.unwrap();
+    let appended = deployment.append_many(3).await;
+    deployment.read("dead", 100).await;
+    for id in &appended[..2] {
+        deployment.ask::<()>(&["XDEL", &deployment.orders_key(), &id.to_string()]).await;
+    }
+    assert_eq!(redis.list_lost(partition, 10).await.unwrap(), []);
+    deployment.ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let page = redis.claim(partition, "about-to-die", Duration::ZERO, None, 100).await.unwrap();
+    assert_eq!(page.deleted, appended[..2]);
+
+    let mut listed = redis.list_lost(partition, 10).await.unwrap();
+    listed.sort_unstable();
+    assert_eq!(listed, appended[..2]);
+    assert_eq!(redis.list_lost(partition, 1).await.unwrap().len(), 1);
+    redis.forget_lost(partition, appended[0]).await.unwrap();
+    assert_eq!(redis.list_lost(partition, 10).await.unwrap(), appended[1..2]);
+    redis.forget_lost(partition, appended[1]).await.unwrap();
+    assert_eq!(redis.list_lost(partition, 10).await.unwrap(), []);
+}
+
+#[tokio::test]
 async fn claiming_without_a_group_is_a_fault() {
     let deployment = Deployment::empty().await;
     let claim = deployment.redis.claim(deployment.partition, "alive", HOUR, None, 10).await;

@@ -5,6 +5,7 @@ mod support;
 
 mod account;
 mod adjustments;
+mod audit_log;
 mod closing;
 mod closing_races;
 mod commit;
