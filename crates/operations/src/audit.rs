@@ -156,9 +156,7 @@ impl Operations {
         check_units_came_back(&mut reading);
         if !reading.ledger.is_balanced() {
             for problem in reading.ledger.problems.clone() {
-                // A problem begins with the side that it is on; its figures move with the sale.
-                let side = problem.split([':', ' ']).next().unwrap_or_default().to_owned();
-                reading.find("I7", side, problem);
+                reading.find("I7", problem.account, problem.to_string());
             }
         }
         Ok(reading)

@@ -1,10 +1,19 @@
 //! The ledger: where each unit of a sale is, in Redis and in the database, and whether they agree.
+//!
+//! It is right while the sale runs. Redis says, at one moment, how many units are held and which order
+//! id was the last: so each of those units belongs to an order up to that id. Then the orders up to it
+//! are looked for: on the stream, among the dead letters, and, in one snapshot that is later than
+//! these, in the database. What was admitted meanwhile has a higher id and is left out. What was given
+//! back meanwhile is bounded by the releases in the outbox and by how often Redis's stock has grown by
+//! a second reading.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::time::Duration;
 
 use flashsale_domain::{NewOrder, OrderId, OrderState, Partition, Sale, SaleId, SaleState};
-use flashsale_storage_redis::RedisFault;
-use serde::Serialize;
+use flashsale_storage_redis::{RedisFault, SaleAccount, decode};
+use serde::{Serialize, Serializer};
 use tokio::time::sleep;
 
 use crate::{OperationError, Operations, Refused};
@@ -19,6 +28,8 @@ pub struct Ledger {
     pub sale_id: SaleId,
     /// Units in all, by the database.
     pub total: i64,
+    /// Units by which adjustments have changed the total since the sale was created.
+    pub adjusted: i64,
     /// Redis's account; absent for a direct sale, and while Redis does not have the sale.
     pub redis: Option<RedisAccount>,
     /// Units without an open row.
@@ -26,9 +37,9 @@ pub struct Ledger {
     /// Orders that Redis admitted and the database does not have yet: on the stream.
     pub queued: i64,
     /// Releases that are committed in the database and not yet carried out in Redis.
-    pub in_transit: u64,
+    pub in_transit: usize,
     /// Late payments for which a unit is being taken again.
-    pub late_payments: u64,
+    pub late_payments: usize,
     /// Units of an adjustment that one side has and the other not yet.
     pub adjusting: i64,
     /// Rows that wait for payment.
@@ -48,7 +59,29 @@ pub struct Ledger {
     /// Units that are where they cannot be: 0, or something is wrong.
     pub imbalance: i64,
     /// What the imbalance consists of, in words.
-    pub problems: Vec<String>,
+    pub problems: Vec<Problem>,
+}
+
+/// A part of an imbalance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// What does not add up: the same in another reading, whatever the figures are by then.
+    pub account: &'static str,
+    /// By how many units.
+    pub units: i64,
+    what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.what)
+    }
 }
 
 /// What Redis says of a sale.
@@ -72,82 +105,89 @@ impl Ledger {
         self.imbalance == 0
     }
 
-    fn note(&mut self, difference: i64, problem: impl FnOnce() -> String) {
+    fn note(&mut self, account: &'static str, difference: i64, what: impl FnOnce() -> String) {
         if difference != 0 {
-            self.imbalance += difference.abs();
-            self.problems.push(problem());
+            let units = difference.saturating_abs();
+            self.imbalance = self.imbalance.saturating_add(units);
+            self.problems.push(Problem { account, units, what: what() });
         }
+    }
+
+    /// Drops what an earlier reading did not find.
+    fn keep_what_persists(&mut self, earlier: &Self) {
+        self.problems
+            .retain(|problem| earlier.problems.iter().any(|p| p.account == problem.account));
+        self.imbalance = self.problems.iter().map(|problem| problem.units).sum();
     }
 }
 
 impl Operations {
-    /// Reads a sale's ledger.
-    ///
-    /// The database is read between two readings of Redis. What Redis holds at the second one and
-    /// is no open row and no dead letter is queued: it cannot be negative, because a row is written
-    /// after its unit was taken. And if Redis did not move between its two readings, with nothing on
-    /// the stream at either, it must be zero, but for units that are in transit.
+    /// Reads a sale's ledger. What does not balance is read again a second later, and counts if it
+    /// still does not.
     ///
     /// # Errors
     /// When there is no such sale, or a store fails.
     pub async fn read_ledger(&self, id: SaleId) -> Result<Ledger, OperationError> {
-        let ledger = self.read_ledger_once(id).await?;
-        if ledger.is_balanced() {
-            return Ok(ledger);
+        let earlier = self.read_ledger_once(id).await?;
+        if earlier.is_balanced() {
+            return Ok(earlier);
         }
-        // A sale that is running moves between the readings; what is really wrong stays wrong.
         sleep(REREAD_AFTER).await;
-        self.read_ledger_once(id).await
+        let mut ledger = self.read_ledger_once(id).await?;
+        ledger.keep_what_persists(&earlier);
+        Ok(ledger)
     }
 
     async fn read_ledger_once(&self, id: SaleId) -> Result<Ledger, OperationError> {
         let sale = self.get_sale(id).await?;
-        let before = self.read_redis(&sale).await?;
-        let totals = self.database.sale_totals(id).await?.ok_or(Refused::SaleNotFound(id))?;
-        let adjusting = self.database.pending_adjustment(id).await?;
-        let in_transit = self.database.orders_in_transit(id).await?;
-        let count = |ids: &[OrderId]| u64::try_from(ids.len()).expect("a count fits");
-        let late_payments = count(&in_transit.late_payments);
-        let in_transit = count(&in_transit.releases);
-        let after = self.read_redis(&sale).await?;
-
+        let redis = self.read_redis(&sale).await?;
+        let candidates: Vec<OrderId> =
+            redis.waiting.iter().chain(&redis.dead).map(|order| order.id).collect();
+        let database = self.database.read_account(id, redis.last, &candidates).await?;
+        let database = database.ok_or(Refused::SaleNotFound(id))?;
+        let totals = &database.totals;
         let open = totals.open();
-        let held = after.account.as_ref().map_or(open, |account| account.held);
-        // Units that Redis holds for what is no open row and no dead letter.
-        let surplus = held - open - after.dead;
-        let moving = i64::try_from(in_transit + late_payments).unwrap_or(i64::MAX);
+
+        let mut unwritten: HashSet<OrderId> = database.unwritten.iter().copied().collect();
+        let dead = redis.dead.iter().filter(|order| unwritten.remove(&order.id)).count();
+        let count = |count: usize| i64::try_from(count).expect("a count fits");
+        let (releases, late_payments) = (
+            count(database.in_transit.releases.len()),
+            count(database.in_transit.late_payments.len()),
+        );
         let mut ledger = Ledger {
             sale_id: id,
             total: totals.stock_total,
-            redis: after.account.clone(),
+            adjusted: database.adjusted,
+            redis: redis.account.clone(),
             stock_left: totals.stock_left,
-            queued: surplus - surplus.clamp(0, moving),
-            in_transit,
-            late_payments,
-            adjusting,
+            queued: count(unwritten.len()),
+            in_transit: database.in_transit.releases.len(),
+            late_payments: database.in_transit.late_payments.len(),
+            adjusting: database.adjusting,
             awaiting_payment: totals.count(OrderState::AwaitingPayment),
             paid: totals.count(OrderState::Paid),
             cancelled: totals.count(OrderState::Cancelled),
             expired: totals.count(OrderState::Expired),
             refund_due: totals.count(OrderState::RefundDue),
             rejected: totals.count(OrderState::Rejected),
-            dead: after.dead,
+            dead: count(dead),
             imbalance: 0,
             problems: Vec::new(),
         };
-        ledger.note(totals.stock_total - totals.stock_left - open, || {
+        ledger.note("database", totals.stock_total - totals.stock_left - open, || {
             format!(
                 "database: total {} is not left {} + open {open}",
                 totals.stock_total, totals.stock_left
             )
         });
-        let Some(account) = &after.account else {
+        let Some(account) = &redis.account else {
             if sale.partition.is_some() && sale.state != SaleState::Draft {
-                ledger.note(1, || "redis does not have the sale: rebuild it".to_owned());
+                ledger.note("missing", 1, || "redis does not have the sale: rebuild it".to_owned());
             }
             return Ok(ledger);
         };
-        ledger.note(account.total - account.available - account.held, || {
+        ledger.note("redis", account.total - account.available - account.held, || {
             format!(
                 "redis: total {} is not available {} + held {}",
                 account.total, account.available, account.held
@@ -156,46 +196,72 @@ impl Operations {
         // Growth is in the database first, and what shrinks is in Redis first: either way Redis may be
         // behind by the units of the adjustment.
         let behind = totals.stock_total - account.total;
-        let explained = behind == adjusting.abs();
-        ledger.note(if explained { 0 } else { behind }, || {
+        let explained = behind == database.adjusting.abs();
+        ledger.note("totals", if explained { 0 } else { behind }, || {
             format!("redis has {} units in all, the database {}", account.total, totals.stock_total)
         });
-        // What is in transit Redis may still hold, or hold already, and nobody can say which: so many
-        // units more than rows are no imbalance.
-        let quiet = before == after && after.nothing_queued;
-        if quiet || ledger.queued < 0 {
-            let dead = after.dead;
-            ledger.note(ledger.queued, || {
-                format!("redis holds {held} units, the database {open} open rows, {dead} are dead")
-            });
+
+        // What Redis held and is no order that holds a unit: given back since, or being given back. What
+        // is being paid late may hold a unit on one side only.
+        let rows = database.open_up_to_last;
+        let returned = redis.returned_since(self.read_account(&sale).await?);
+        let surplus = account.held - rows - ledger.dead;
+        let extra = (-late_payments, releases + late_payments + returned);
+        if surplus - ledger.queued < extra.0 {
+            // An entry that no admission has written holds no unit.
+            let partition = sale.partition.expect("it has an account in Redis");
+            for order in redis.waiting.iter().filter(|order| unwritten.contains(&order.id)) {
+                ledger.queued -= i64::from(!self.holds_unit(partition, order).await?);
+            }
         }
+        let (queued, dead) = (ledger.queued, ledger.dead);
+        let unexplained = surplus - queued;
+        ledger.note("orders", unexplained - unexplained.clamp(extra.0, extra.1), || {
+            format!(
+                "redis holds {} units, the database {rows} open rows, {queued} are queued, {dead} dead",
+                account.held
+            )
+        });
         Ok(ledger)
     }
 
+    async fn read_account(&self, sale: &Sale) -> Result<Option<SaleAccount>, OperationError> {
+        let Some(partition) = sale.partition else { return Ok(None) };
+        Ok(Some(self.redis.read_sale(partition, sale.id).await?))
+    }
+
     async fn read_redis(&self, sale: &Sale) -> Result<RedisReading, OperationError> {
-        let Some(partition) = sale.partition else { return Ok(RedisReading::default()) };
-        let account = self.redis.read_sale(partition, sale.id).await?;
-        let backlog = self.redis.backlog(partition).await?;
+        let (Some(partition), Some(account)) = (sale.partition, self.read_account(sale).await?)
+        else {
+            return Ok(RedisReading::default());
+        };
+        // The stream before the dead letters: what is set aside stays on the stream for a while.
+        let entries = self.redis.list_unapplied(partition, account.last_id).await?;
         let letters = self.redis.list_dead_letters(partition).await?;
-        let orders = letters.iter().filter_map(|letter| letter.order(partition).ok());
+        let Some(loaded) = account.sale else { return Ok(RedisReading::default()) };
+        // An order of an older epoch holds nothing: it will be rejected.
+        let is_held = |order: &NewOrder| order.sale_id == sale.id && order.epoch == loaded.epoch;
+        let waiting =
+            entries.iter().filter_map(|entry| decode(partition, entry).ok()).filter(is_held);
         let mut dead = Vec::new();
+        let orders = letters.iter().filter_map(|letter| letter.order(partition).ok());
         for order in orders.filter(|order| order.sale_id == sale.id) {
             if self.holds_unit(partition, &order).await? {
-                dead.push(order.id);
+                dead.push(order);
             }
         }
-        // What is a row as well is counted there.
-        let dead = dead.len() - self.database.find_orders(&dead).await?.len();
         Ok(RedisReading {
-            account: account.sale.map(|loaded| RedisAccount {
+            last: OrderId::from_entry(partition, account.last_id).ok(),
+            waiting: waiting.collect(),
+            dead,
+            returns: loaded.returns,
+            account: Some(RedisAccount {
                 gate_open: account.gate_open,
                 total: loaded.total,
                 available: loaded.stock,
                 held: loaded.held,
                 epoch: loaded.epoch,
             }),
-            nothing_queued: backlog.is_none_or(|backlog| backlog.total() == Some(0)),
-            dead: i64::try_from(dead).expect("a count fits"),
         })
     }
 
@@ -216,9 +282,23 @@ impl Operations {
 }
 
 /// One reading of Redis.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Default)]
 struct RedisReading {
     account: Option<RedisAccount>,
-    nothing_queued: bool,
-    dead: i64,
+    /// The last order that it had given out.
+    last: Option<OrderId>,
+    /// How often its stock had grown.
+    returns: i64,
+    /// Orders that may not be rows yet.
+    waiting: Vec<NewOrder>,
+    /// Orders set aside that hold a unit.
+    dead: Vec<NewOrder>,
+}
+
+impl RedisReading {
+    /// Units that came back since.
+    fn returned_since(&self, later: Option<SaleAccount>) -> i64 {
+        let later = later.and_then(|account| account.sale);
+        later.map_or(0, |sale| sale.returns - self.returns).max(0)
+    }
 }

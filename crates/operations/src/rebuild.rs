@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, Sale, SaleId, SaleState, UserId};
-use flashsale_storage_redis::{DeadLetter, Fence, RebuildLock, Record, RecordItem, SOLD_OUT_LEASE};
+use flashsale_storage_redis::{
+    DeadLetter, Fence, GateStatus, RebuildLock, Record, RecordItem, SOLD_OUT_LEASE,
+};
 use flashsale_storage_sql::NewEpoch;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -72,13 +74,43 @@ impl Operations {
         self.load_partition(partition, PartitionUse::Before).await
     }
 
+    /// The same, unless its memory can be trusted: `None` then. Who saw the gate closed may have seen
+    /// the rebuild of somebody else, and closing it once more would turn buyers away for nothing.
+    ///
+    /// # Errors
+    /// See [`Operations::rebuild_partition`].
+    pub async fn recover_partition(
+        &self,
+        partition: Partition,
+    ) -> Result<Option<Rebuilt>, OperationError> {
+        let lock = self.lock_rebuild(partition).await?;
+        if self.redis.gate_status(partition).await? == GateStatus::Open {
+            let _unlocked = lock.unlock().await;
+            return Ok(None);
+        }
+        self.load_locked(partition, PartitionUse::Before, lock).await.map(Some)
+    }
+
     pub(crate) async fn load_partition(
         &self,
         partition: Partition,
         used: PartitionUse,
     ) -> Result<Rebuilt, OperationError> {
+        let lock = self.lock_rebuild(partition).await?;
+        self.load_locked(partition, used, lock).await
+    }
+
+    async fn lock_rebuild(&self, partition: Partition) -> Result<RebuildLock, OperationError> {
         let lock = self.redis.try_lock_rebuild(partition).await?;
-        let lock = lock.ok_or(Refused::RebuildRunning(partition))?;
+        Ok(lock.ok_or(Refused::RebuildRunning(partition))?)
+    }
+
+    async fn load_locked(
+        &self,
+        partition: Partition,
+        used: PartitionUse,
+        lock: RebuildLock,
+    ) -> Result<Rebuilt, OperationError> {
         let loaded = self.load_behind_fence(partition, used, &lock).await;
         // If this fails it runs out by itself; what counts is what the load came to.
         let _unlocked = lock.unlock().await;

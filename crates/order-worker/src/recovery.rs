@@ -78,8 +78,9 @@ impl Recovery {
             return Ok(());
         }
         let operations = Operations::new(self.redis.clone(), self.database.clone());
-        match operations.rebuild_partition(partition).await {
-            Ok(rebuilt) => {
+        match operations.recover_partition(partition).await {
+            Ok(None) => Ok(()),
+            Ok(Some(rebuilt)) => {
                 metrics::counter!("flashsale_rebuilds_total").increment(1);
                 info!(%partition, ?status, sales = rebuilt.sales.len(),
                     "partition {partition} was loaded from the database");

@@ -16,6 +16,8 @@ const LOAD_CHUNK: usize = 2000;
 pub struct SaleAccount {
     /// Whether the gate is open on this server.
     pub gate_open: bool,
+    /// The last id that the partition gave out: who holds a unit has an order up to it.
+    pub last_id: EntryId,
     /// The sale's figures; `None` when Redis does not have it.
     pub sale: Option<LoadedSale>,
 }
@@ -31,6 +33,8 @@ pub struct LoadedSale {
     pub held: i64,
     /// The sale's epoch.
     pub epoch: i64,
+    /// How often its stock has grown in this epoch.
+    pub returns: i64,
     /// Where it stands.
     pub state: String,
 }
@@ -134,12 +138,13 @@ impl Redis {
         partition: Partition,
         sale: SaleId,
     ) -> Result<SaleAccount, RedisFault> {
-        let reply: (i64, String, String, String, String, String, String) = READ_SALE
+        let reply: [String; 8] = READ_SALE
             .key(self.keys.gate(partition))
             .key(self.keys.sale(partition, sale))
+            .key(self.keys.orders(partition))
             .invoke_async(&mut self.connection().await?)
             .await?;
-        let (open, total, stock, held, epoch, _returns, state) = reply;
+        let [open, last_id, total, stock, held, epoch, returns, state] = reply;
         let number = |text: &str| {
             text.parse().map_err(|_| RedisFault::reply("read_sale", format!("{text:?}: no number")))
         };
@@ -151,10 +156,12 @@ impl Redis {
                 stock: number(&stock)?,
                 held: number(&held)?,
                 epoch: number(&epoch)?,
+                returns: number(&returns)?,
                 state,
             })
         };
-        Ok(SaleAccount { gate_open: open == 1, sale })
+        let last_id = last_id.parse().map_err(|_| RedisFault::reply("read_sale", last_id))?;
+        Ok(SaleAccount { gate_open: open == "1", last_id, sale })
     }
 
     /// Units left of each of a partition's sales, in their order; `None` where Redis does not know.

@@ -9,12 +9,12 @@
 use flashsale_domain::{Partition, Sale, SaleId, SaleMode, SaleState};
 use sea_orm::sea_query::{Expr, ExprTrait as _, OnConflict, Query};
 use sea_orm::{
-    ColumnTrait as _, ConnectionTrait as _, DatabaseTransaction, EntityTrait as _,
-    QueryFilter as _, QueryOrder as _, QuerySelect as _,
+    ColumnTrait as _, ConnectionTrait, DatabaseTransaction, EntityTrait as _, QueryFilter as _,
+    QueryOrder as _, QuerySelect as _,
 };
 
 use crate::clock::now_ms;
-use crate::entities::adjustment::{Column, Entity, Model};
+use crate::entities::adjustment::{Column, Entity};
 use crate::entities::sale;
 use crate::{Database, SqlFault};
 
@@ -219,20 +219,24 @@ impl Database {
         }
         Ok(pending)
     }
+}
 
-    /// A sale's pending adjustment, as units that one side has and the other has not: positive when
-    /// Redis has yet to get them, negative when the database has yet to give them up.
-    ///
-    /// # Errors
-    /// When the database cannot be asked.
-    pub async fn pending_adjustment(&self, sale: SaleId) -> Result<i64, SqlFault> {
-        let row: Option<Model> = Entity::find()
-            .filter(Column::SaleId.eq(sale.as_i64()))
-            .filter(Column::State.eq(PENDING))
-            .one(&self.connection)
-            .await?;
-        Ok(row.map_or(0, |row| row.delta))
-    }
+/// A sale's pending adjustment, and the sum of those that are done.
+pub(crate) async fn sum_adjustments(
+    connection: &impl ConnectionTrait,
+    sale: SaleId,
+) -> Result<(i64, i64), SqlFault> {
+    let rows: Vec<(String, i64)> = Entity::find()
+        .select_only()
+        .column(Column::State)
+        .column(Column::Delta)
+        .filter(Column::SaleId.eq(sale.as_i64()))
+        .filter(Column::State.is_in([PENDING, DONE]))
+        .into_tuple()
+        .all(connection)
+        .await?;
+    let sum = |state| rows.iter().filter(|row| row.0 == state).map(|row| row.1).sum();
+    Ok((sum(PENDING), sum(DONE)))
 }
 
 impl Database {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use flashsale_migrations::Migrator;
 use sea_orm::sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
 use sea_orm::{
-    ConnectOptions, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
-    SqliteTransactionMode, TransactionOptions, TransactionTrait as _,
+    AccessMode, ConnectOptions, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
+    IsolationLevel, SqliteTransactionMode, TransactionOptions, TransactionTrait as _,
 };
 use sea_orm_migration::MigratorTrait as _;
 
@@ -146,6 +146,22 @@ impl Database {
         let mode =
             (self.backend() == DbBackend::Sqlite).then_some(SqliteTransactionMode::Immediate);
         let options = TransactionOptions { sqlite_transaction_mode: mode, ..Default::default() };
+        Ok(self.connection.begin_with_options(options).await?)
+    }
+
+    /// A transaction that only reads, and reads all of it as of one moment.
+    pub(crate) async fn begin_snapshot(&self) -> Result<DatabaseTransaction, SqlFault> {
+        let options = match self.backend() {
+            DbBackend::Sqlite => TransactionOptions {
+                sqlite_transaction_mode: Some(SqliteTransactionMode::Deferred),
+                ..Default::default()
+            },
+            _ => TransactionOptions {
+                isolation_level: Some(IsolationLevel::RepeatableRead),
+                access_mode: Some(AccessMode::ReadOnly),
+                ..Default::default()
+            },
+        };
         Ok(self.connection.begin_with_options(options).await?)
     }
 }

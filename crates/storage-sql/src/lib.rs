@@ -20,7 +20,7 @@ mod payments;
 mod rebuild;
 mod sales;
 
-pub use account::{SaleTotals, SlotViolation};
+pub use account::{DatabaseAccount, SaleTotals, SlotViolation};
 pub use adjustments::{Adjustment, AdjustmentAnswer};
 pub use audit_log::AuditEntry;
 pub use closing::{Cancellation, NextDue};

@@ -177,30 +177,37 @@ impl Database {
     /// # Errors
     /// When the database cannot be asked.
     pub async fn orders_in_transit(&self, sale: SaleId) -> Result<InTransit, SqlFault> {
-        let releases: Vec<i64> = Entity::find()
-            .select_only()
-            .column(Column::OrderId)
-            .filter(Column::SaleId.eq(sale.as_i64()))
-            .into_tuple()
-            .all(&self.connection)
-            .await?;
-        let late_payments: Vec<i64> = payment::Entity::find()
-            .select_only()
-            .column(payment::Column::OrderId)
-            .filter(payment::Column::Outcome.eq(PaymentOutcome::Reacquiring.as_str()))
-            .filter(
-                Expr::col(payment::Column::OrderId).in_subquery(
-                    Query::select()
-                        .column(order::Column::Id)
-                        .from(order::Entity)
-                        .and_where(Expr::col(order::Column::SaleId).eq(sale.as_i64()))
-                        .to_owned(),
-                ),
-            )
-            .into_tuple()
-            .all(&self.connection)
-            .await?;
-        let ids = |ids: Vec<i64>| ids.into_iter().filter_map(OrderId::from_i64).collect();
-        Ok(InTransit { releases: ids(releases), late_payments: ids(late_payments) })
+        orders_in_transit(&self.connection, sale).await
     }
+}
+
+pub(crate) async fn orders_in_transit(
+    connection: &impl ConnectionTrait,
+    sale: SaleId,
+) -> Result<InTransit, SqlFault> {
+    let releases: Vec<i64> = Entity::find()
+        .select_only()
+        .column(Column::OrderId)
+        .filter(Column::SaleId.eq(sale.as_i64()))
+        .into_tuple()
+        .all(connection)
+        .await?;
+    let late_payments: Vec<i64> = payment::Entity::find()
+        .select_only()
+        .column(payment::Column::OrderId)
+        .filter(payment::Column::Outcome.eq(PaymentOutcome::Reacquiring.as_str()))
+        .filter(
+            Expr::col(payment::Column::OrderId).in_subquery(
+                Query::select()
+                    .column(order::Column::Id)
+                    .from(order::Entity)
+                    .and_where(Expr::col(order::Column::SaleId).eq(sale.as_i64()))
+                    .to_owned(),
+            ),
+        )
+        .into_tuple()
+        .all(connection)
+        .await?;
+    let ids = |ids: Vec<i64>| ids.into_iter().filter_map(OrderId::from_i64).collect();
+    Ok(InTransit { releases: ids(releases), late_payments: ids(late_payments) })
 }

@@ -30,7 +30,7 @@ async fn assert_sound(stand: &Stand, sale: &Sale) {
 /// The ledger is off, and says where.
 async fn assert_off(stand: &Stand, sale: &Sale, what: &str) {
     let ledger = stand.ledger(sale).await;
-    let named = ledger.problems.iter().any(|problem| problem.contains(what));
+    let named = ledger.problems.iter().any(|problem| problem.to_string().contains(what));
     assert!(!ledger.is_balanced() && named, "no {what:?} in {:?}", ledger.problems);
 }
 

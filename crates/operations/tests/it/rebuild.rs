@@ -192,6 +192,22 @@ async fn two_rebuilds_at_once_leave_one_open_gate_and_right_figures() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_memory_that_somebody_else_has_loaded_meanwhile_is_left_open() {
+    let stand = Stand::sqlite().await;
+    let sale = stand.publish(20).await;
+    stand.redis.fence(only()).await.expect("fenced");
+    // Both saw it closed; one is later than the other.
+    let recover = || stand.operations.recover_partition(only());
+    assert!(recover().await.expect("answered").is_some());
+    let epoch = stand.operations.get_sale(sale.id).await.expect("a sale").epoch;
+    assert!(recover().await.expect("answered").is_none());
+    assert!(stand.gate_is_open(&sale).await);
+    assert_eq!(stand.operations.get_sale(sale.id).await.expect("a sale").epoch, epoch);
+    // And its lock is not left behind.
+    stand.operations.rebuild_partition(only()).await.expect("rebuilt");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restarted_redis_is_not_trusted_until_it_is_rebuilt() {
     let server = tokio::task::block_in_place(|| {
         RedisServer::builder().append_only(true).option("appendfsync", "always").start()

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::output::{Output, fields};
 
 /// ```json
-/// {"sale_id":"1","balanced":true,"total":1000,
+/// {"sale_id":"1","balanced":true,"total":1000,"adjusted":0,
 ///  "redis":{"gate_open":true,"total":1000,"available":0,"held":1000,"epoch":0},
 ///  "stock_left":0,"queued":0,"in_transit":0,"late_payments":0,"adjusting":0,
 ///  "awaiting_payment":1000,"paid":0,"cancelled":0,"expired":0,"refund_due":0,"rejected":0,"dead":0,
@@ -54,7 +54,7 @@ pub(crate) fn text(ledger: &Ledger) -> String {
     );
     let mut text = fields([
         ("sale", ledger.sale_id.to_string()),
-        ("total", ledger.total.to_string()),
+        ("total", format!("{}, of which {:+} by adjustments", ledger.total, ledger.adjusted)),
         ("redis", redis),
         ("queued", ledger.queued.to_string()),
         ("dead", ledger.dead.to_string()),

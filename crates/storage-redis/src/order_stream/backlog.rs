@@ -1,12 +1,18 @@
 //! What waits on the stream, how long it has waited, and clearing away what no longer does.
 
-use flashsale_domain::Partition;
+use std::collections::HashMap;
+
+use flashsale_domain::{EntryId, Partition};
 use redis::{FromRedisValue, RedisError, Value};
 
-use super::GROUP;
 use super::group::FoundGroup;
+use super::reading::parse_entries;
+use super::{GROUP, RawEntry};
 use crate::scripts::{OLDEST_UNAPPLIED, TRIM_ACKED};
 use crate::{Redis, RedisFault};
+
+/// Entries read at a time.
+const PAGE: usize = 1000;
 
 /// How much of a stream is not yet committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +28,11 @@ impl Backlog {
     pub fn total(self) -> Option<u64> {
         self.undelivered.map(|undelivered| undelivered + self.pending)
     }
+}
+
+fn last_delivered(group: &HashMap<String, Value>) -> Result<String, RedisFault> {
+    let id = group.get("last-delivered-id").cloned().unwrap_or(Value::Nil);
+    Ok(FromRedisValue::from_redis_value(id).map_err(RedisError::from)?)
 }
 
 impl Redis {
@@ -50,10 +61,7 @@ impl Redis {
             // Redis gives no lag where ids were skipped (XSETID) or entries deleted, and one that stays
             // too high for good where undelivered entries were trimmed. Whether there is anything at
             // all can still be seen.
-            let last: String = FromRedisValue::from_redis_value(
-                group.get("last-delivered-id").cloned().unwrap_or(Value::Nil),
-            )
-            .map_err(RedisError::from)?;
+            let last = last_delivered(&group)?;
             let next: Vec<Value> = redis::cmd("XRANGE")
                 .arg(key)
                 .arg(format!("({last}"))
@@ -67,6 +75,55 @@ impl Redis {
             }
         }
         Ok(Some(Backlog { undelivered, pending: number(group.get("pending")).unwrap_or(0) }))
+    }
+
+    /// Entries up to `last` that may not be applied yet: at least those that are pending or undelivered,
+    /// and perhaps some that are done and not yet trimmed. Oldest first.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn list_unapplied(
+        &self,
+        partition: Partition,
+        last: EntryId,
+    ) -> Result<Vec<RawEntry>, RedisFault> {
+        let key = self.keys.orders(partition);
+        let mut connection = self.connection().await?;
+        // What waits below these later on has become a row meanwhile, or a group was set back.
+        let mut from = match self.find_group(partition).await? {
+            FoundGroup::NoStream => return Ok(Vec::new()),
+            FoundGroup::NoGroup => "-".to_owned(),
+            FoundGroup::Group(group) => {
+                let (_count, oldest, _newest, _consumers): (u64, Option<String>, Value, Value) =
+                    redis::cmd("XPENDING")
+                        .arg(&key)
+                        .arg(GROUP)
+                        .query_async(&mut connection)
+                        .await?;
+                match oldest {
+                    Some(id) => id,
+                    None => format!("({}", last_delivered(&group)?),
+                }
+            }
+        };
+        let mut unapplied = Vec::new();
+        loop {
+            let reply: Value = redis::cmd("XRANGE")
+                .arg(&key)
+                .arg(&from)
+                .arg(last.to_string())
+                .arg("COUNT")
+                .arg(PAGE)
+                .query_async(&mut connection)
+                .await?;
+            let page = parse_entries("XRANGE", reply)?;
+            let full = page.len() == PAGE;
+            unapplied.extend(page);
+            match unapplied.last() {
+                Some(entry) if full => from = format!("({}", entry.id),
+                _ => return Ok(unapplied),
+            }
+        }
     }
 
     /// How long, by Redis's clock, the oldest entry has waited that is pending or undelivered:

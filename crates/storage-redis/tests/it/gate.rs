@@ -107,9 +107,15 @@ async fn what_is_loaded_behind_the_fence_is_sold_after_it_opens() {
     assert!(outcomes[1].admitted() > last_id);
     assert_eq!(outcomes[2], Outcome::SoldOut);
     let account = deployment.redis.read_sale(partition, sale(1).id).await.unwrap();
-    let expected =
-        LoadedSale { total: 3, stock: 0, held: 3, epoch: 7, state: "published".to_owned() };
-    assert_eq!(account, SaleAccount { gate_open: true, sale: Some(expected) });
+    let expected = LoadedSale {
+        total: 3,
+        stock: 0,
+        held: 3,
+        epoch: 7,
+        returns: 0,
+        state: "published".to_owned(),
+    };
+    assert_eq!((account.gate_open, account.sale), (true, Some(expected)));
 }
 
 #[tokio::test]
@@ -325,7 +331,7 @@ async fn a_sale_is_not_loaded_before_its_last_chunk() {
         .await;
     assert_eq!(loaded, 1);
     let account = deployment.redis.read_sale(deployment.partition, sale(1).id).await.unwrap();
-    assert_eq!(account, SaleAccount { gate_open: false, sale: None });
+    assert_eq!((account.gate_open, account.sale), (false, None));
 
     let last_id = fence.last_id;
     assert!(deployment.redis.open_gate(fence, last_id).await.unwrap());
@@ -460,17 +466,26 @@ async fn what_is_not_loaded_has_no_state_to_set() {
 #[tokio::test]
 async fn a_sales_account_is_read_at_every_stage() {
     let deployment = Deployment::empty().await;
-    let read = async || deployment.redis.read_sale(deployment.partition, sale(1).id).await.unwrap();
-    assert_eq!(read().await, SaleAccount { gate_open: false, sale: None });
+    let read = async || {
+        let account = deployment.redis.read_sale(deployment.partition, sale(1).id).await.unwrap();
+        (account.gate_open, account.sale)
+    };
+    assert_eq!(read().await, (false, None));
     deployment.open_gate().await;
-    assert_eq!(read().await, SaleAccount { gate_open: true, sale: None });
+    assert_eq!(read().await, (true, None));
     deployment.publish(&sale(10)).await;
     deployment.admit(&crowd(3)).await;
-    let figures =
-        LoadedSale { total: 10, stock: 7, held: 3, epoch: 7, state: "published".to_owned() };
-    assert_eq!(read().await, SaleAccount { gate_open: true, sale: Some(figures.clone()) });
+    let figures = LoadedSale {
+        total: 10,
+        stock: 7,
+        held: 3,
+        epoch: 7,
+        returns: 0,
+        state: "published".to_owned(),
+    };
+    assert_eq!(read().await, (true, Some(figures.clone())));
     deployment.redis.fence(deployment.partition).await.unwrap();
-    assert_eq!(read().await, SaleAccount { gate_open: false, sale: Some(figures) });
+    assert_eq!(read().await, (false, Some(figures)));
 }
 
 #[tokio::test]
