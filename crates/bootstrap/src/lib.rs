@@ -7,12 +7,14 @@
 pub mod admin;
 pub mod cli;
 pub mod clock;
+mod quiet;
 pub mod readiness;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;
 
 pub use admin::AdminServer;
+pub use quiet::Quiet;
 pub use readiness::Readiness;
 pub use settings::{DEFAULTS, Settings, SettingsError};
 pub use shutdown::Shutdown;

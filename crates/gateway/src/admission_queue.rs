@@ -8,7 +8,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,13 @@ use flashsale_bootstrap::telemetry::count;
 use flashsale_domain::{Admission, AdmissionRequest, Partition, Refusal, SaleId};
 use flashsale_storage_redis::{AdmissionConnection, RedisFault};
 use tokio::sync::oneshot;
+use tokio::time::sleep;
 use tracing::{error, info};
 
 use crate::leases::Leases;
+
+/// How often an admission connection is looked after.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The decision, or why there is none.
 pub(crate) type Answer = Result<Result<Admission, Refusal>, NoDecision>;
@@ -64,18 +68,18 @@ impl AdmissionQueue {
         settings: &AdmissionSettings,
         leases: Arc<Leases>,
     ) -> Self {
-        Self {
-            inner: Rc::new(Inner {
-                connection,
-                batch_max: settings.batch_max,
-                capacity: settings.queue_capacity,
-                deadline: settings.queue_deadline,
-                waiting: Cell::new(0),
-                lanes: RefCell::default(),
-                failing: Cell::new(false),
-                leases,
-            }),
-        }
+        let inner = Rc::new(Inner {
+            connection,
+            batch_max: settings.batch_max,
+            capacity: settings.queue_capacity,
+            deadline: settings.queue_deadline,
+            waiting: Cell::new(0),
+            lanes: RefCell::default(),
+            failing: Cell::new(false),
+            leases,
+        });
+        actix_web::rt::spawn(keep_connected(Rc::downgrade(&inner)));
+        Self { inner }
     }
 
     /// Queues a request and waits for its decision.
@@ -106,6 +110,18 @@ impl AdmissionQueue {
         }
         // The sender is dropped unanswered only when the thread is being torn down.
         decided.await.unwrap_or(Err(NoDecision::OutcomeUnknown))
+    }
+}
+
+/// Looks after a connection that nobody needs at the moment, for as long as its queue is there.
+async fn keep_connected(queue: Weak<Inner>) {
+    loop {
+        sleep(PING_INTERVAL).await;
+        let Some(mut connection) = queue.upgrade().map(|inner| inner.connection.clone()) else {
+            return;
+        };
+        // What is wrong is said by whoever needs it.
+        let _ = connection.ping().await;
     }
 }
 

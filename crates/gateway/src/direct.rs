@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use flashsale_bootstrap::error_quietly;
 use flashsale_bootstrap::settings::DirectSettings;
 use flashsale_domain::{IdempotencyDigest, Refusal, SaleId, UserId};
 use flashsale_storage_redis::{BuyerLock, ORDERS_PER_BUYER_MAX, Redis};
 use flashsale_storage_sql::{Database, DirectAnswer};
 use tokio::time::sleep;
-use tracing::{error, warn};
+use tracing::warn;
 
 use crate::admission_queue::NoDecision;
 
@@ -74,7 +75,7 @@ impl DirectOrders {
                 Ok(None) if started.elapsed() < self.settings.lock_wait => sleep(LOCK_RETRY).await,
                 Ok(None) => return Err(NoDecision::Overloaded),
                 Err(fault) => {
-                    error!(sale.id = %sale, error = %fault, "a buyer cannot be locked");
+                    error_quietly!(sale.id = %sale, error = %fault, "a buyer cannot be locked");
                     return Err(NoDecision::Unavailable);
                 }
             }
@@ -92,7 +93,7 @@ impl DirectOrders {
                 Ok(Some(id)) => id,
                 Ok(None) => return Ok(DirectAnswer::Refused(Refusal::ClockFault)),
                 Err(fault) => {
-                    error!(sale.id = %sale, error = %fault, "no order id can be had");
+                    error_quietly!(sale.id = %sale, error = %fault, "no order id can be had");
                     return Err(NoDecision::Unavailable);
                 }
             };
@@ -102,7 +103,7 @@ impl DirectOrders {
                 Ok(DirectAnswer::IdTaken) => {}
                 Ok(answer) => return Ok(answer),
                 Err(fault) => {
-                    error!(sale.id = %sale, error = %fault, "a direct order was not committed");
+                    error_quietly!(sale.id = %sale, error = %fault, "a direct order was not committed");
                     return Err(NoDecision::OutcomeUnknown);
                 }
             }

@@ -52,6 +52,8 @@ pub(crate) enum Problem {
     NotCancellable(OrderState),
     /// A payment is not what its order costs.
     PaymentMismatch,
+    /// A webhook bears the id of an earlier one, and tells of another payment.
+    WebhookIdReused,
     /// A webhook is not signed as it should be; why.
     BadSignature(String),
     /// No such path.
@@ -146,6 +148,12 @@ impl Problem {
                 "The payment is not what the order costs",
                 "支付金额与订单不符",
             ),
+            Self::WebhookIdReused => (
+                StatusCode::CONFLICT,
+                "webhook-id-reused",
+                "This webhook-id belongs to another payment",
+                "该 webhook-id 已用于另一笔支付",
+            ),
             Self::BadSignature(_) => {
                 (StatusCode::UNAUTHORIZED, "unauthorized", "The signature is not good", "签名无效")
             }
@@ -219,6 +227,11 @@ impl Problem {
             Self::PaymentMismatch => Some(
                 "amount or currency is not the order's; the order is as before, and the money is \
                  due back"
+                    .to_owned(),
+            ),
+            Self::WebhookIdReused => Some(
+                "the id was used for another order, amount or currency, and nothing is changed; \
+                 send each payment under an id of its own"
                     .to_owned(),
             ),
             Self::MethodNotAllowed(allowed) => Some(format!("allowed: {allowed}")),

@@ -1,10 +1,17 @@
 //! Adjustments: an operator changes a sale's stock while it runs.
 
+use std::time::Duration;
+
 use flashsale_domain::{STOCK_MAX, Sale, SaleId};
 use flashsale_storage_redis::Adjusted;
 use flashsale_storage_sql::{Adjustment, AdjustmentAnswer};
+use tokio::time::{Instant, sleep};
 
 use crate::{OperationError, Operations, Refused};
+
+/// How long an adjustment waits for another one of the same sale, and how often it looks.
+const BUSY_MAX: Duration = Duration::from_secs(2);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// The longest reason, in characters.
 const REASON_CHARS_MAX: usize = 200;
@@ -29,16 +36,19 @@ impl Operations {
         if delta == 0 || delta.abs() > STOCK_MAX || !readable {
             return Err(Refused::Adjustment.into());
         }
-        let begun = self.database.begin_adjustment(id, delta, STOCK_MAX, reason, actor).await?;
-        match begun {
+        match self.begin_adjustment(actor, id, delta, reason).await? {
             AdjustmentAnswer::Done => {}
-            AdjustmentAnswer::Pending(adjustment) => match self.carry_out(&adjustment).await? {
-                CarriedOut::Done => {}
-                CarriedOut::Refused => {
+            AdjustmentAnswer::Pending(adjustment) => match self.carry_out(&adjustment).await {
+                Ok(CarriedOut::Done) => {}
+                Ok(CarriedOut::Refused) => {
                     let left = self.available(&adjustment).await?;
                     return Err(Refused::TooFewLeft { sale: id, left }.into());
                 }
-                CarriedOut::Waits => return Err(Refused::AdjustmentWaits(id).into()),
+                // It is written down, so it will be carried out, whatever Redis or the database say now.
+                Ok(CarriedOut::Waits) | Err(OperationError::Fault(_)) => {
+                    return Err(Refused::AdjustmentWaits(id).into());
+                }
+                Err(refused) => return Err(refused),
             },
             AdjustmentAnswer::SaleNotFound => return Err(Refused::SaleNotFound(id).into()),
             AdjustmentAnswer::Closed => return Err(Refused::Closed(id).into()),
@@ -46,11 +56,27 @@ impl Operations {
                 return Err(Refused::TooFewLeft { sale: id, left }.into());
             }
             AdjustmentAnswer::TooMany => return Err(Refused::Adjustment.into()),
-            AdjustmentAnswer::Busy => return Err(Refused::AdjustmentWaits(id).into()),
+            AdjustmentAnswer::Busy => return Err(Refused::AdjustmentBusy(id).into()),
         }
-        let detail = format!("{delta:+} units: {reason}");
-        self.database.insert_audit(actor, "sale.stock", &id.to_string(), &detail).await?;
         self.get_sale(id).await
+    }
+
+    /// Begins an adjustment. One that comes while another is being carried out waits its turn.
+    async fn begin_adjustment(
+        &self,
+        actor: &str,
+        id: SaleId,
+        delta: i64,
+        reason: &str,
+    ) -> Result<AdjustmentAnswer, OperationError> {
+        let busy_until = Instant::now() + BUSY_MAX;
+        loop {
+            let begun = self.database.begin_adjustment(id, delta, STOCK_MAX, reason, actor).await?;
+            if begun != AdjustmentAnswer::Busy || Instant::now() > busy_until {
+                return Ok(begun);
+            }
+            sleep(BUSY_PAUSE).await;
+        }
     }
 
     /// Finishes adjustments that were begun, oldest first, at most `limit`. What cannot be finished

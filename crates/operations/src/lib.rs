@@ -99,10 +99,16 @@ pub enum Refused {
     Closed(SaleId),
     /// An adjustment is begun and waits for Redis.
     #[error(
-        "an adjustment of sale {0} is not finished, because Redis does not have the sale now; \
-         an order-worker finishes it as soon as it does"
+        "the adjustment of sale {0} is written down and will be carried out once: an order-worker \
+         finishes it as soon as Redis has the sale; do not ask for it again"
     )]
     AdjustmentWaits(SaleId),
+    /// Another adjustment is not finished.
+    #[error(
+        "another adjustment of sale {0} is not finished yet, so this one was not begun and nothing \
+         is changed: ask for it again later"
+    )]
+    AdjustmentBusy(SaleId),
     /// No such payment, or its money is not due back.
     #[error("there is no payment {0} whose money is due back")]
     NoRefundDue(i64),

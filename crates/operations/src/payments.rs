@@ -22,6 +22,8 @@ pub enum PaymentVerdict {
     },
     /// There is no such order, or it is not written yet.
     OrderNotFound,
+    /// The message's id was used before, for another order or another amount: nothing is changed.
+    IdReused,
     /// It is written down, and will be decided when Redis has the sale again.
     Pending,
 }
@@ -37,6 +39,7 @@ impl Operations {
     ) -> Result<PaymentVerdict, OperationError> {
         let verdict = match self.database.receive_payment(new).await? {
             PaymentAnswer::OrderNotFound => return Ok(PaymentVerdict::OrderNotFound),
+            PaymentAnswer::IdReused => return Ok(PaymentVerdict::IdReused),
             PaymentAnswer::Settled { outcome, repeated } => {
                 PaymentVerdict::Settled { outcome, repeated }
             }

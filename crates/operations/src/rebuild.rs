@@ -21,6 +21,9 @@ use crate::{OperationError, Operations, Refused};
 /// that a server before it, with its clock ahead, can have given.
 const CLOCK_SKEW_MAX_MS: u64 = 2_000;
 
+/// Ids that are ahead of Redis's clock by more are not given (`lua/lib/order_id.lua`).
+const CLOCK_FAULT_MS: u64 = 60_000;
+
 /// How long to wait for workers to apply what is on the stream.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -199,10 +202,13 @@ impl Operations {
     ) -> Result<EntryId, OperationError> {
         let server_ms = u64::try_from(fence.now_ms).unwrap_or(0) + CLOCK_SKEW_MAX_MS;
         let by_clock = EntryId { ms: server_ms, seq: 0 };
+        // An id that no clock can have given, such as that of an entry that somebody else wrote: if an
+        // order has it all the same, it is a row or a dead letter.
+        let in_stream = Some(fence.last_id).filter(|id| id.ms <= server_ms + CLOCK_FAULT_MS);
         let in_rows = self.database.last_order_id(partition).await?.map(OrderId::entry);
         let in_dead = dead.iter().map(|(letter, _)| letter.entry.id).max();
         Ok(by_clock
-            .max(fence.last_id)
+            .max(in_stream.unwrap_or(by_clock))
             .max(in_rows.unwrap_or(by_clock))
             .max(in_dead.unwrap_or(by_clock)))
     }

@@ -9,9 +9,9 @@ use std::future::ready;
 use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::{WebhookSettings, WorkerSettings};
 use flashsale_bootstrap::telemetry::count;
+use flashsale_bootstrap::{Quiet, Shutdown};
 use flashsale_domain::{OrderId, OrderState, Price, SaleId};
 use flashsale_storage_sql::{Database, Event, SqlFault};
 use futures_util::{StreamExt as _, stream};
@@ -20,7 +20,6 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::backoff::{Backoff, jittered};
-use crate::quiet::Quiet;
 use crate::shop::Shop;
 
 /// Requests at a time.

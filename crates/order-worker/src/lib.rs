@@ -16,7 +16,6 @@ mod expire;
 mod hands;
 mod housekeeping;
 mod process;
-mod quiet;
 mod reader;
 mod reclaim;
 mod recovery;

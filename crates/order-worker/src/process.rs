@@ -7,9 +7,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use flashsale_bootstrap::clock;
 use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_bootstrap::telemetry::count;
+use flashsale_bootstrap::{Quiet, clock};
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason};
 use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, Undecodable, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
@@ -20,7 +20,6 @@ use tracing::{error, info, warn};
 use crate::backoff::Backoff;
 use crate::hands::Hands;
 use crate::housekeeping::Progress;
-use crate::quiet::Quiet;
 
 /// How often an acknowledgement is tried before the entries are left to be delivered again.
 const ACK_TRIES: usize = 3;

@@ -6,8 +6,8 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::WorkerSettings;
+use flashsale_bootstrap::{Quiet, Shutdown};
 use flashsale_domain::{EntryId, OrderId, Partition};
 use flashsale_storage_redis::{RawEntry, Redis, RedisFault};
 use flashsale_storage_sql::{Database, SqlFault};
@@ -18,7 +18,6 @@ use tracing::{error, info, warn};
 use crate::backoff::jittered;
 use crate::hands::Hands;
 use crate::process::Batch;
-use crate::quiet::Quiet;
 
 /// The longest pause between two looks: what a leaving worker handed back is taken within it.
 const INTERVAL_MAX: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::{RebuildMode, WorkerSettings};
-use flashsale_domain::{Partition, SaleState};
+use flashsale_domain::{Partition, SaleId, SaleState};
 use flashsale_operations::{OperationError, Operations, Refused};
 use flashsale_storage_redis::{GateStatus, Redis};
 use flashsale_storage_sql::Database;
@@ -40,9 +40,10 @@ impl Recovery {
 
     async fn watch(&self, partition: Partition) {
         let mut backoff = Backoff::new(self.settings.retry_min, self.settings.retry_max);
+        let mut unloaded = Vec::new();
         loop {
             sleep(INTERVAL).await;
-            match self.look_at(partition, backoff.is_fresh()).await {
+            match self.look_at(partition, &mut unloaded, backoff.is_fresh()).await {
                 Ok(()) => backoff.reset(),
                 Err(failure) => {
                     if backoff.is_fresh() {
@@ -54,7 +55,13 @@ impl Recovery {
         }
     }
 
-    async fn look_at(&self, partition: Partition, first: bool) -> Result<(), OperationError> {
+    /// `unloaded` are the sales that Redis did not have at the last look.
+    async fn look_at(
+        &self,
+        partition: Partition,
+        unloaded: &mut Vec<SaleId>,
+        first: bool,
+    ) -> Result<(), OperationError> {
         let status = self.redis.gate_status(partition).await?;
         let open = status == GateStatus::Open;
         metrics::gauge!("flashsale_gate_open", "partition" => partition.to_string()).set(if open {
@@ -62,25 +69,42 @@ impl Recovery {
         } else {
             0.0
         });
-        if open {
-            return Ok(());
-        }
         let homed = self.database.list_sales_of(partition).await?;
+        let mut unload_persists = false;
+        if open {
+            let live = homed
+                .iter()
+                .filter(|sale| matches!(sale.state, SaleState::Published | SaleState::Paused));
+            let live: Vec<SaleId> = live.map(|sale| sale.id).collect();
+            let missing = self.redis.list_unloaded(partition, &live).await?;
+            // One that is being published is in the database first.
+            unload_persists = missing.iter().any(|sale| unloaded.contains(sale));
+            *unloaded = missing;
+            if !unload_persists {
+                return Ok(());
+            }
+        }
         if homed.iter().all(|sale| sale.state == SaleState::Draft) {
             // Nothing was ever sold here: publishing the first sale opens the gate.
             return Ok(());
         }
         if self.settings.rebuild == RebuildMode::Manual {
             if first {
-                error!(%partition, ?status,
-                    "partition {partition} is closed: run `salectl rebuild` for one of its sales");
+                error!(%partition, ?status, ?unloaded,
+                    "partition {partition} is closed, or misses sales: run `salectl rebuild`");
             }
             return Ok(());
         }
         let operations = Operations::new(self.redis.clone(), self.database.clone());
-        match operations.recover_partition(partition).await {
+        let recovered = if unload_persists {
+            operations.rebuild_partition(partition).await.map(Some)
+        } else {
+            operations.recover_partition(partition).await
+        };
+        match recovered {
             Ok(None) => Ok(()),
             Ok(Some(rebuilt)) => {
+                unloaded.clear();
                 metrics::counter!("flashsale_rebuilds_total").increment(1);
                 info!(%partition, ?status, sales = rebuilt.sales.len(),
                     "partition {partition} was loaded from the database");

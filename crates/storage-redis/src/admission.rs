@@ -42,6 +42,15 @@ impl AdmissionConnection {
         Self { manager, keys }
     }
 
+    /// Asks Redis whether it is there. A connection that was lost while nobody needed it is made anew
+    /// by this, and not at the cost of the next buyer's answer.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub async fn ping(&mut self) -> Result<(), RedisFault> {
+        Ok(redis::cmd("PING").query_async(&mut self.manager).await?)
+    }
+
     /// Decides every request of `requests`, in order and atomically.
     ///
     /// # Errors

@@ -19,6 +19,9 @@ pub enum GateStatus {
     Stale,
     /// It is gone, or was never loaded.
     Missing,
+    /// It was opened on this server, but the stream's last id lies in the future: no order id can be
+    /// given. A rebuild puts the stream right.
+    ClockAhead,
 }
 
 /// The right to rebuild a partition, for a while.
@@ -39,6 +42,7 @@ impl Redis {
     pub async fn gate_status(&self, partition: Partition) -> Result<GateStatus, RedisFault> {
         let status: String = GATE_STATUS
             .key(self.keys.gate(partition))
+            .key(self.keys.orders(partition))
             .invoke_async(&mut self.connection().await?)
             .await?;
         match status.as_str() {
@@ -46,6 +50,7 @@ impl Redis {
             "fenced" => Ok(GateStatus::Fenced),
             "stale" => Ok(GateStatus::Stale),
             "missing" => Ok(GateStatus::Missing),
+            "ahead" => Ok(GateStatus::ClockAhead),
             _ => Err(RedisFault::reply("gate_status", status)),
         }
     }

@@ -1,7 +1,7 @@
 //! A sale's memory in Redis: publishing, pausing, closing, reading, and loading it behind a fence.
 
 use flashsale_domain::{EntryId, Partition, Sale, SaleId, SaleState, UserId};
-use redis::Value;
+use redis::{RedisResult, Value};
 
 use crate::connect::random_token;
 use crate::order_stream::GROUP;
@@ -178,10 +178,34 @@ impl Redis {
             return Ok(Vec::new());
         }
         let mut pipeline = redis::pipe();
+        pipeline.ignore_errors();
         for sale in sales {
             pipeline.cmd("HGET").arg(self.keys.sale(partition, *sale)).arg("stock");
         }
-        Ok(pipeline.query_async(&mut self.connection().await?).await?)
+        let stock: Vec<RedisResult<Option<i64>>> =
+            pipeline.query_async(&mut self.connection().await?).await?;
+        // A key that holds something else concerns its own sale only.
+        Ok(stock.into_iter().map(|stock| stock.ok().flatten()).collect())
+    }
+
+    /// Those of a partition's sales that Redis does not have.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn list_unloaded(
+        &self,
+        partition: Partition,
+        sales: &[SaleId],
+    ) -> Result<Vec<SaleId>, RedisFault> {
+        if sales.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipeline = redis::pipe();
+        for sale in sales {
+            pipeline.cmd("EXISTS").arg(self.keys.sale(partition, *sale));
+        }
+        let there: Vec<bool> = pipeline.query_async(&mut self.connection().await?).await?;
+        Ok(sales.iter().zip(there).filter(|(_, there)| !there).map(|(sale, _)| *sale).collect())
     }
 
     /// A buyer's record in a sale.

@@ -13,6 +13,7 @@ use sea_orm::{
     QueryOrder as _, QuerySelect as _,
 };
 
+use crate::audit_log::insert_audit;
 use crate::clock::now_ms;
 use crate::entities::adjustment::{Column, Entity};
 use crate::entities::sale;
@@ -137,6 +138,9 @@ impl Database {
         let Some(inserted) = transaction.query_one(&statement).await? else {
             return Ok(AdjustmentAnswer::Busy);
         };
+        if partition.is_none() {
+            self.insert_line(transaction, id, delta, reason, actor).await?;
+        }
         if (delta > 0 || partition.is_none())
             && !change_stock(self, transaction, id, sale.epoch, delta).await?
         {
@@ -152,6 +156,20 @@ impl Database {
                 delta,
             }),
         })
+    }
+
+    /// The audit log's line of an adjustment, in the transaction that finishes it.
+    async fn insert_line(
+        &self,
+        transaction: &DatabaseTransaction,
+        sale: SaleId,
+        delta: i64,
+        reason: &str,
+        actor: &str,
+    ) -> Result<(), SqlFault> {
+        let detail = format!("{delta:+} units: {reason}");
+        insert_audit(self.backend(), transaction, actor, "sale.stock", &sale.to_string(), &detail)
+            .await
     }
 
     /// Notes that Redis has carried an adjustment out, or refused it. False when the sale was rebuilt
@@ -188,6 +206,11 @@ impl Database {
         if carried_out && delta < 0 && !change_stock(self, &transaction, id, epoch, delta).await? {
             transaction.rollback().await?;
             return Err(SqlFault::row("sales", id.as_i64(), "stock_left"));
+        }
+        if carried_out
+            && let Some(row) = Entity::find_by_id(adjustment.id).one(&transaction).await?
+        {
+            self.insert_line(&transaction, id, delta, &row.reason, &row.actor).await?;
         }
         transaction.commit().await?;
         Ok(true)

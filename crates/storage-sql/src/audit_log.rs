@@ -2,7 +2,8 @@
 
 use sea_orm::sea_query::{Expr, InsertStatement, Query, SelectStatement};
 use sea_orm::{
-    ColumnTrait as _, ConnectionTrait as _, EntityTrait as _, QueryOrder as _, QuerySelect as _,
+    ColumnTrait as _, ConnectionTrait, DbBackend, EntityTrait as _, QueryOrder as _,
+    QuerySelect as _,
 };
 
 use crate::clock::now_ms;
@@ -33,6 +34,31 @@ fn insert(line: SelectStatement) -> InsertStatement {
         .to_owned()
 }
 
+/// Adds a line as part of a transaction.
+pub(crate) async fn insert_audit(
+    backend: DbBackend,
+    connection: &impl ConnectionTrait,
+    actor: &str,
+    action: &str,
+    subject: &str,
+    detail: &str,
+) -> Result<(), SqlFault> {
+    connection.execute(&insert(audit_line(backend, actor, action, subject, detail))).await?;
+    Ok(())
+}
+
+fn audit_line(
+    backend: DbBackend,
+    actor: &str,
+    action: &str,
+    subject: &str,
+    detail: &str,
+) -> SelectStatement {
+    let values: [Expr; 5] =
+        [now_ms(backend), actor.into(), action.into(), subject.into(), detail.into()];
+    Query::select().exprs(values).to_owned()
+}
+
 impl Database {
     /// Adds a line to the audit log.
     ///
@@ -45,9 +71,7 @@ impl Database {
         subject: &str,
         detail: &str,
     ) -> Result<(), SqlFault> {
-        let line = self.audit_line(actor, action, subject, detail);
-        self.connection.execute(&insert(line)).await?;
-        Ok(())
+        insert_audit(self.backend(), &self.connection, actor, action, subject, detail).await
     }
 
     /// Adds a line to the audit log, unless the same was done to the same subject before. Two callers
@@ -68,22 +92,10 @@ impl Database {
             .and_where(Column::Action.eq(action))
             .and_where(Column::Subject.eq(subject))
             .to_owned();
-        let mut line = self.audit_line(actor, action, subject, detail);
+        let mut line = audit_line(self.backend(), actor, action, subject, detail);
         line.cond_where(Expr::not_exists(before));
         self.connection.execute(&insert(line)).await?;
         Ok(())
-    }
-
-    fn audit_line(
-        &self,
-        actor: &str,
-        action: &str,
-        subject: &str,
-        detail: &str,
-    ) -> SelectStatement {
-        let values: [Expr; 5] =
-            [now_ms(self.backend()), actor.into(), action.into(), subject.into(), detail.into()];
-        Query::select().exprs(values).to_owned()
     }
 
     /// The latest lines of the audit log, newest first.

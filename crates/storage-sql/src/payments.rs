@@ -31,6 +31,8 @@ pub enum PaymentAnswer {
         /// The same message was decided before.
         repeated: bool,
     },
+    /// The message's id was used before, for another order or another amount.
+    IdReused,
     /// A unit has to be taken in Redis first; then [`Database::finish_reacquiring`].
     Reacquire(Box<Reacquiring>),
 }
@@ -100,15 +102,13 @@ impl Database {
                 .outcome
                 .parse()
                 .map_err(|_| SqlFault::row("payments", known.id, "outcome"))?;
+            if order_id_of(&known)? != new.order_id || price_of(&known)? != new.price {
+                return Ok(PaymentAnswer::IdReused);
+            }
             if outcome != PaymentOutcome::Reacquiring {
                 return Ok(PaymentAnswer::Settled { outcome, repeated: true });
             }
-            // The order that the message named when it was written down: whatever it names now, it
-            // pays for no other.
-            let id = order_id_of(&known)?;
-            let row = order::Entity::find_by_id(id.as_i64()).one(transaction).await?;
-            let row = row.ok_or_else(|| SqlFault::row("payments", known.id, "order_id"))?;
-            return Ok(reacquire(known.id, StoredOrder::try_from(row)?));
+            return Ok(reacquire(known.id, stored));
         }
 
         let now = self.read_now(transaction).await?;
@@ -375,6 +375,12 @@ fn order_id_of(row: &payment::Model) -> Result<OrderId, SqlFault> {
     OrderId::from_i64(row.order_id).ok_or_else(|| SqlFault::row("payments", row.id, "order_id"))
 }
 
+fn price_of(row: &payment::Model) -> Result<Price, SqlFault> {
+    let currency = row.currency.parse();
+    let currency = currency.map_err(|_| SqlFault::row("payments", row.id, "currency"))?;
+    Ok(Price { amount: row.amount, currency })
+}
+
 async fn insert_payment(
     transaction: &DatabaseTransaction,
     new: &NewPayment,
@@ -502,10 +508,7 @@ impl TryFrom<payment::Model> for StoredPayment {
         Ok(Self {
             id: row.id,
             order_id: order_id_of(&row)?,
-            price: Price {
-                amount: row.amount,
-                currency: row.currency.parse().map_err(|_| bad("currency"))?,
-            },
+            price: price_of(&row)?,
             outcome: row.outcome.parse().map_err(|_| bad("outcome"))?,
             webhook_id: row.webhook_id.clone(),
             received_ms: row.received_ms,

@@ -168,6 +168,8 @@ fn wrong_values_are_refused_with_what_is_allowed() {
         ),
         ("[http]\nworkers = -1", &[], &["http.workers", "-1 is out of range"]),
         ("[http]\nbody_timeout = \"0s\"", &[], &["http.body_timeout", "out of range", "100ms"]),
+        // To Redis, a wait of nothing is one without an end.
+        ("[worker]\nblock = \"0s\"", &[], &["worker.block", "out of range", "10ms to 1m"]),
         (
             "[catalogue]\nrefresh = \"2s\"",
             &[],

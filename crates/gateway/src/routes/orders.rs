@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use actix_web::http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use actix_web::{HttpRequest, HttpResponse, web};
+use flashsale_bootstrap::error_quietly;
 use flashsale_domain::{
     Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, Partition, Refusal,
     RejectReason, SaleId, SaleMode, UserId,
@@ -12,7 +13,6 @@ use flashsale_storage_sql::{Cancellation, DirectAnswer, OrderFilter};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::error;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admission_queue::{AdmissionQueue, NoDecision};
@@ -288,7 +288,7 @@ fn problem_of_refusal(refusal: Refusal, sale: SaleId, catalogue: &Catalogue) -> 
         Refusal::Paused => Problem::Paused,
         Refusal::NotLoaded => Problem::SaleUnavailable,
         Refusal::ClockFault => {
-            error!(sale.id = %sale, "clock fault: no order id can be given for sale {sale}");
+            error_quietly!(sale.id = %sale, "clock fault: no order id can be given for sale {sale}");
             Problem::SaleUnavailable
         }
     }
@@ -393,7 +393,7 @@ pub(crate) async fn show(
             ))
         })?;
     let id: OrderId = path.parse().map_err(|_| Problem::OrderNotFound)?;
-    let deadline = Instant::now() + Duration::from_secs(wait_s);
+    let deadline = (Instant::now() + Duration::from_secs(wait_s)).min(buyer.expires_at);
     let mut following = (wait_s > 0).then(|| state.followers.follow(id));
     let mut order = find_view(&state.receipts, id, &buyer.user_id).await?;
     // No connection is held while waiting.
@@ -476,7 +476,7 @@ pub(crate) async fn cancel(
 
 async fn try_cancel(state: &State, id: OrderId, user: &UserId) -> Result<Cancellation, Problem> {
     state.operations.cancel_order(id, user).await.map_err(|fault| {
-        error!(error = %fault, order.id = %id, "an order could not be cancelled");
+        error_quietly!(error = %fault, order.id = %id, "an order could not be cancelled");
         Problem::SaleUnavailable
     })
 }
@@ -560,6 +560,6 @@ pub(crate) async fn list(
 }
 
 fn unavailable(fault: ReceiptFault) -> Problem {
-    error!(error = %fault, "an order could not be read");
+    error_quietly!(error = %fault, "an order could not be read");
     Problem::SaleUnavailable
 }

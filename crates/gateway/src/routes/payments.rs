@@ -4,12 +4,12 @@
 //! it try again: an order that is not known may be written by then, and a store that is away be back.
 
 use actix_web::{HttpRequest, HttpResponse, web};
-use flashsale_bootstrap::clock;
+use flashsale_bootstrap::{clock, error_quietly};
 use flashsale_domain::{Currency, NewPayment, OrderId, PaymentOutcome, Price};
 use flashsale_operations::PaymentVerdict;
 use flashsale_webhooks::{ID_HEADER, Message, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use serde::{Deserialize, Serialize};
-use tracing::{error, info};
+use tracing::info;
 use utoipa::ToSchema;
 
 use crate::app::State;
@@ -72,7 +72,7 @@ pub(crate) struct PaymentAnswer {
         (status = 400, body = ProblemBody, description = "invalid-request"),
         (status = 401, body = ProblemBody, description = "unauthorized: the signature is not good"),
         (status = 404, body = ProblemBody, description = "order-not-found: perhaps not yet, try again"),
-        (status = 409, body = ProblemBody, description = "payment-mismatch: not what the order costs"),
+        (status = 409, body = ProblemBody, description = "payment-mismatch: not what the order costs; webhook-id-reused: that of another payment"),
         (status = 413, body = ProblemBody, description = "too-large"),
         (status = 503, body = ProblemBody, description = "sale-unavailable: try again"),
     ),
@@ -105,11 +105,17 @@ pub(crate) async fn webhook(
     };
 
     let verdict = state.operations.receive_payment(&payment).await.map_err(|fault| {
-        error!(error = %fault, order.id = %payment.order_id, "a payment could not be decided");
+        error_quietly!(error = %fault, order.id = %payment.order_id, "a payment could not be decided");
         Problem::SaleUnavailable
     })?;
     match verdict {
         PaymentVerdict::OrderNotFound => Err(Problem::OrderNotFound),
+        PaymentVerdict::IdReused => {
+            error_quietly!(order.id = %payment.order_id, webhook.id = payment.webhook_id,
+                amount = payment.price.amount, currency = %payment.price.currency,
+                "a payment has the webhook-id of another one; it is not taken");
+            Err(Problem::WebhookIdReused)
+        }
         PaymentVerdict::Pending => Err(Problem::SaleUnavailable),
         PaymentVerdict::Settled { outcome: PaymentOutcome::Mismatch, .. } => {
             Err(Problem::PaymentMismatch)

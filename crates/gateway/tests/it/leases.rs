@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{NewSale, OrderId, Window};
+use flashsale_storage_redis::SOLD_OUT_LEASE;
 use flashsale_test_support::{RedisServer, eventually};
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -68,6 +69,25 @@ async fn a_sold_out_sale_is_refused_from_memory_but_never_to_who_has_an_order() 
         let other_key = app.place_with_key(sale, "alice", "k2").await;
         assert_eq!(other_key.problem(), (409, "already-ordered"));
     }
+}
+
+#[tokio::test]
+async fn an_answer_that_took_as_long_as_a_lease_lasts_gives_none() {
+    let redis = RedisServer::start();
+    let app = TestApp::spawn_on(&redis, &[("redis.response_timeout", "60s")]).await;
+    let sale = app.sale(1).await;
+    app.place(sale, "alice").await.receipt();
+    wait_for_memory(&app, sale).await;
+    app.hold_scripts();
+    // The first press after the present lease waits in Redis, and longer than the next would last.
+    let mut waiting = eventually(SOON, "a press that is not answered from memory", async || {
+        let mut press = Box::pin(send(app.press(sale, "nobody")));
+        timeout(SOLD_OUT_LEASE, &mut press).await.is_err().then_some(press)
+    })
+    .await;
+    app.resume_scripts();
+    assert_eq!(waiting.as_mut().await.problem(), (409, "sold-out"));
+    assert!(from_memory(&app, app.press(sale, "nobody")).await.is_none(), "Redis decides");
 }
 
 #[tokio::test]
@@ -215,8 +235,11 @@ async fn units_that_a_rebuild_gives_back_are_held_back_as_well() {
     let redis = RedisServer::start();
     let app = TestApp::spawn_on(&redis, &[]).await;
     let (other, _gateway) = app.start_another_gateway().await;
+    let (unaware, _third) = app.start_another_gateway().await;
     let sale = app.sale(1).await;
-    app.wait_until_known(other, sale).await;
+    for at in [other, unaware] {
+        app.wait_until_known(at, sale).await;
+    }
     // Sold out in Redis only: the order is not yet a row, and Redis forgets it.
     app.place(sale, "alice").await.receipt();
     for at in [app.at, other] {
@@ -227,12 +250,12 @@ async fn units_that_a_rebuild_gives_back_are_held_back_as_well() {
     }
     let _: () = app.redis_command(&["FLUSHALL"]);
     app.operations.rebuild_sale(sale).await.expect("rebuilt");
+    // Had at once where nobody was refused, and known from the first moment on where somebody was.
     let id = eventually(SOON, "the unit is had", async || {
-        let answer = app.place(sale, "bob").await;
+        let answer = send(app.press_at(unaware, sale, "bob")).await;
         (answer.status == 202).then(|| answer.receipt())
     })
     .await;
-    // From the first moment on, on both gateways.
     for _ in 0..20 {
         for at in [other, app.at] {
             let answer = send(app.press_at(at, sale, "bob")).await;

@@ -72,6 +72,20 @@ async fn a_report_that_comes_ten_times_at_once_pays_once_and_is_answered_ten_tim
 }
 
 #[tokio::test]
+async fn the_id_of_one_payment_pays_no_other_order() {
+    let app = TestApp::spawn().await;
+    let sale = app.sale(2).await;
+    let _worker = app.start_worker().await;
+    let paid = app.place_committed(sale, "alice").await;
+    let other = app.place_committed(sale, "bob").await;
+    assert_eq!(outcome(&app.pay("msg-1", paid).await), "paid");
+    assert_eq!(app.pay("msg-1", other).await.problem(), (409, "webhook-id-reused"));
+    assert_eq!(state(&app, "bob", other).await, "awaiting_payment");
+    assert_eq!(outcome(&app.pay("msg-1", paid).await), "paid");
+    assert_eq!(outcome(&app.pay("msg-2", other).await), "paid");
+}
+
+#[tokio::test]
 async fn ten_reports_at_once_that_differ_pay_once_and_the_rest_is_due_back() {
     let app = TestApp::spawn_on_postgres().await;
     let sale = app.sale(2).await;

@@ -67,6 +67,25 @@ on_both!(a_letter_is_tried_again_under_its_own_id, async |stand: Stand| {
     assert_eq!(log.iter().filter(|line| line.action == "dead.requeue").count(), 4);
 });
 
+on_both!(a_dry_run_does_nothing_of_what_would_be_done, async |stand: Stand| {
+    let (_, dead) = with_dead(&stand).await;
+    // Nothing is in the way any more: what is not done is not done because it is a dry run.
+    stand.allow_poison().await;
+    let letters = stand.redis.list_dead_letters(only()).await.expect("a list");
+    let tried = stand.operations.requeue_dead(&ALL, "tester", true).await.expect("answered");
+    let given_up = stand.operations.reject_dead(&ALL, "tester", true).await.expect("answered");
+    for (outcomes, what) in [(tried, "would be tried again"), (given_up, "would be rejected")] {
+        assert_eq!(outcomes.len(), dead.len());
+        assert!(outcomes.iter().all(|it| !it.settled && it.what == what), "{outcomes:?}");
+    }
+    for id in dead {
+        assert_eq!(stand.database.find_order(id).await.expect("answered"), None);
+    }
+    assert_eq!(stand.redis.list_dead_letters(only()).await.expect("a list"), letters);
+    let log = stand.database.list_audit(10).await.expect("answered");
+    assert!(log.iter().all(|line| !line.action.starts_with("dead.")), "{log:?}");
+});
+
 on_both!(a_letter_that_stays_says_why_it_was_refused_the_last_time, async |stand: Stand| {
     let (sale, dead) = with_dead(&stand).await;
     let first = stand.redis.list_dead_letters(only()).await.expect("a list").remove(0);
@@ -247,6 +266,18 @@ on_both!(what_cannot_be_read_stays_until_it_is_discarded, async |stand: Stand| {
         log.iter().map(|line| (line.actor.as_str(), line.action.as_str())).collect();
     assert_eq!(lines, [("tester", "dead.reject"), ("tester", "dead.requeue")]);
     assert_eq!(log[0].detail, done[0].what);
+});
+
+on_both!(a_letter_of_a_sale_that_does_not_exist_can_be_given_up, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    let forged = ["v", "1", "s", "4711", "u", "somebody", "b", "1", "e", "1"];
+    let key = stand.keys.orders(only());
+    stand.ask::<String>(&[&["XADD", &key, "*"][..], &forged].concat()).await;
+    assert_eq!(stand.work().await.dead, 1);
+    let done = stand.operations.reject_dead(&ALL, "tester", false).await.expect("done");
+    assert!(done[0].settled && done[0].what.contains("sale 4711"), "{done:?}");
+    assert_eq!(stand.operations.list_dead(&ALL).await.expect("a list").len(), 0);
+    stand.assert_clean(&sale).await;
 });
 
 on_both!(a_partition_that_is_named_is_the_only_one_looked_into, async |stand: Stand| {

@@ -60,6 +60,7 @@ on_both!(every_reading_balances_while_orders_come_and_go, async |stand: Stand| {
     let closing = async {
         let mut seen = None;
         while !over.is_cancelled() {
+            let _turn = still.lock().await;
             let rows = stand.database.list_sale_orders(sale.id, seen, 20).await.expect("answered");
             for row in rows.iter().step_by(3) {
                 let order = &row.order;
@@ -67,7 +68,6 @@ on_both!(every_reading_balances_while_orders_come_and_go, async |stand: Stand| {
             }
             seen = rows.last().map_or(seen, |row| Some(row.order.id));
             stand.relay().await;
-            drop(still.lock().await);
         }
     };
     let reading = async {

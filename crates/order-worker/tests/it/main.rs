@@ -6,6 +6,7 @@ mod bad_entries;
 mod crashes;
 mod database_outages;
 mod expire;
+mod failover;
 mod frozen;
 mod holding;
 mod leaving;

@@ -40,6 +40,48 @@ async fn a_flushed_redis_heals_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sale_that_is_gone_behind_an_open_gate_comes_back_by_itself() {
+    let stand = Plan::sqlite().with("worker.rebuild", "auto").stand().await;
+    let (sale, other) = (stand.publish(100).await, stand.publish(100).await);
+    let worker = stand.worker().await;
+    stand.admit(&sale, "buyer", 10).await;
+    stand.wait_for_rows(10).await;
+    assert_eq!(stand.ask::<i64>(&["DEL", &stand.keys.sale(only(), sale.id)]).await, 1);
+    gate_is_open(&stand, &sale).await;
+    stand.admit(&sale, "late", 90).await;
+    stand.admit(&other, "other", 5).await;
+    stand.wait_for_rows(105).await;
+    let audit = stand.operations.audit_sale(sale.id, &[]).await;
+    assert_eq!(audit.expect("an audit").findings, []);
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_with_an_id_of_the_future_stops_nobody_for_long() {
+    let stand = Plan::sqlite().with("worker.rebuild", "auto").stand().await;
+    let sale = stand.publish(100).await;
+    let worker = stand.worker().await;
+    let mut ids = stand.admit(&sale, "buyer", 10).await;
+    let key = stand.keys.orders(only());
+    stand.ask::<String>(&["XADD", &key, "99999999999999-0", "v", "1", "s", "junk"]).await;
+    let mut connection = stand.redis.admission_connection().expect("a connection");
+    let refused = connection.admit(only(), sale.id, &[press("late-0")]).await.expect("answered");
+    assert_eq!(refused.outcomes, [Err(Refusal::ClockFault)]);
+    eventually(SOON, "somebody is admitted again", async || {
+        let answer = connection.admit(only(), sale.id, &[press("late-0")]).await;
+        answer.map_err(|fault| fault.to_string())?.outcomes[0].map_err(|it| format!("{it:?}"))
+    })
+    .await;
+    ids.extend(stand.admit(&sale, "later", 89).await);
+    stand.wait_for_rows(100).await;
+    let receipts = receipts("buyer", &ids[..10]);
+    let audit = stand.operations.audit_sale(sale.id, &receipts).await;
+    assert_eq!(audit.expect("an audit").findings, []);
+    assert_eq!(stand.dead().await.len(), 1, "the entry itself waits for an operator");
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_restarted_from_its_file_heals_by_itself() {
     let server = blocking(|| RedisServer::builder().append_only(true).start());
     let stand = Plan::sqlite().redis(&server).with("worker.rebuild", "auto").stand().await;

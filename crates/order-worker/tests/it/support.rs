@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -518,6 +519,7 @@ pub(crate) fn blocking<T>(work: impl FnOnce() -> T) -> T {
 /// New connections are not concerned.
 pub(crate) struct SilentLine {
     pub(crate) address: SocketAddr,
+    port: Arc<AtomicU16>,
     silence: Arc<Mutex<CancellationToken>>,
 }
 
@@ -526,9 +528,11 @@ impl SilentLine {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("is bound");
         let silence = Arc::new(Mutex::new(CancellationToken::new()));
-        let present = Arc::clone(&silence);
+        let port = Arc::new(AtomicU16::new(port));
+        let (present, end) = (Arc::clone(&silence), Arc::clone(&port));
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
+                let port = end.load(Ordering::Relaxed);
                 let silent = present.lock().expect("nobody panics").clone();
                 tokio::spawn(async move {
                     let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)).await else {
@@ -541,7 +545,12 @@ impl SilentLine {
                 });
             }
         });
-        Self { address, silence }
+        Self { address, port, silence }
+    }
+
+    /// New connections come to another server.
+    pub(crate) fn lead_to(&self, port: u16) {
+        self.port.store(port, Ordering::Relaxed);
     }
 
     /// Silences the present connections.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flashsale_domain::{EntryId, SaleId, SaleState, UserId};
-use flashsale_storage_redis::{LoadedSale, Record, RecordItem, SaleAccount};
+use flashsale_storage_redis::{LoadedSale, Record, RecordItem};
 use flashsale_test_support::{RedisServer, eventually};
 
 use crate::support::{Deployment, Outcome, SOON, crowd, ids, outcomes, press, sale, user};
@@ -495,10 +495,15 @@ async fn stock_is_listed_in_the_order_that_was_asked_for() {
     other.id = SaleId::from_i64(43).unwrap();
     deployment.publish(&other).await;
     deployment.admit(&crowd(3)).await;
-    let unknown = SaleId::from_i64(44).unwrap();
-    let asked = [other.id, unknown, sale(1).id];
+    let [unknown, broken] = [44, 45].map(|id| SaleId::from_i64(id).unwrap());
+    let key = deployment.sale_key().replace("sale:42", "sale:45");
+    deployment.ask::<()>(&["SET", &key, "a string"]).await;
+    let asked = [other.id, unknown, broken, sale(1).id];
     let stock = deployment.redis.list_stock(deployment.partition, &asked).await.unwrap();
-    assert_eq!(stock, [Some(4), None, Some(7)]);
+    assert_eq!(stock, [Some(4), None, None, Some(7)]);
+    let unloaded = deployment.redis.list_unloaded(deployment.partition, &asked).await.unwrap();
+    assert_eq!(unloaded, [unknown]);
+    assert_eq!(deployment.redis.list_unloaded(deployment.partition, &[]).await.unwrap(), []);
     assert_eq!(deployment.redis.list_stock(deployment.partition, &[]).await.unwrap(), []);
 }
 

@@ -408,16 +408,6 @@ on_both!(
     }
 );
 
-/// Waits until `count` sessions of the database wait for a lock.
-async fn until_locked_out(database: &TestDatabase, count: i64) {
-    let waiting = "SELECT count(*) FROM pg_stat_activity \
-                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    eventually(Duration::from_secs(20), "presses that wait", async || {
-        database.value::<i64>(waiting).await == count
-    })
-    .await;
-}
-
 /// The worst case of the race: all of them have seen the same free slot.
 #[tokio::test]
 async fn presses_that_meet_at_one_slot_take_one_after_the_other() {
@@ -427,7 +417,7 @@ async fn presses_that_meet_at_one_slot_take_one_after_the_other() {
     holder.execute_unprepared("SELECT 1 FROM sales FOR UPDATE").await.unwrap();
     let presses = (1..=8).map(|id| (id, user_id("buyer"), None));
     let release = async {
-        until_locked_out(&database, 8).await;
+        database.until_locked_out(8).await;
         holder.rollback().await.unwrap();
     };
 
@@ -450,7 +440,7 @@ async fn a_sale_that_is_paused_or_closed_while_a_press_waits_does_not_take_it() 
         let change = format!("UPDATE sales SET state = '{state}' WHERE id = {}", sale.id);
         holder.execute_unprepared(&change).await.unwrap();
         let release = async {
-            until_locked_out(&database, 1).await;
+            database.until_locked_out(1).await;
             holder.commit().await.unwrap();
         };
 

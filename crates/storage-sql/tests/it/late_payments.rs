@@ -6,6 +6,7 @@ use flashsale_domain::{
     SaleState,
 };
 use flashsale_storage_sql::{Commit, PaymentAnswer, Reacquiring, TakenUnit};
+use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 
 use crate::support::{
     PATIENT, TestDatabase, direct_id, new_sale, on_both, order_id, order_of, user_id,
@@ -88,6 +89,33 @@ on_both!(a_late_payment_is_finished_once, async |database: TestDatabase| {
     assert_eq!((database.stock_left(&sale).await, database.owed().await), (9, Vec::new()));
     assert_eq!(database.stored(1).await.generation, 2);
 });
+
+/// Payments and their orders are read one after the other; what is finished in between holds its unit
+/// already, and asking for one more hold would end with its unit being taken back.
+#[tokio::test]
+async fn a_payment_that_is_finished_while_it_is_listed_is_not_finished_again() {
+    let database = TestDatabase::postgres().await;
+    let sale = database.published(&new_sale(10)).await;
+    paid_late(&database, &sale, 1).await;
+    let other = database.raw.begin().await.unwrap();
+    other.execute_unprepared("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let finish = async {
+        database.until_locked_out(1).await;
+        other
+            .execute_unprepared(
+                "UPDATE orders SET state = 'paid', generation = 2; \
+                 UPDATE payments SET outcome = 'paid'",
+            )
+            .await
+            .unwrap();
+        other.commit().await.unwrap();
+    };
+
+    let (listed, ()) = tokio::join!(database.list_reacquiring(10), finish);
+
+    assert_eq!(listed.unwrap(), []);
+    assert_eq!(database.state(1).await, OrderState::Paid);
+}
 
 on_both!(without_a_unit_the_money_is_due_back, async |database: TestDatabase| {
     let sale = database.published(&new_sale(10)).await;

@@ -135,9 +135,9 @@ on_both!(money_of_another_amount_or_currency_pays_nothing, async |database: Test
         let payment = NewPayment { price, ..message(&format!("wrong-{n}"), &sale, 1) };
         assert_eq!(pay(&database, &payment).await, settled(PaymentOutcome::Mismatch));
         assert_eq!(pay(&database, &payment).await, repeated(PaymentOutcome::Mismatch));
-        // The right amount under the same id is the same message, and was decided.
-        let same = message(&format!("wrong-{n}"), &sale, 1);
-        assert_eq!(pay(&database, &same).await, repeated(PaymentOutcome::Mismatch));
+        // The right amount is another payment, and needs an id of its own.
+        let other = message(&format!("wrong-{n}"), &sale, 1);
+        assert_eq!(pay(&database, &other).await, PaymentAnswer::IdReused);
     }
     assert_eq!(database.state(1).await, OrderState::AwaitingPayment);
     assert_eq!(database.list_refunds_due(10).await.unwrap().len(), wrong.len());
@@ -231,7 +231,7 @@ on_both!(one_message_pays_no_second_order, async |database: TestDatabase| {
     let sale = database.published(&new_sale(10)).await;
     database.commit_orders(&orders_of(&sale, 1..=2)).await.unwrap();
     assert_eq!(pay(&database, &message("one", &sale, 1)).await, settled(PaymentOutcome::Paid));
-    assert_eq!(pay(&database, &message("one", &sale, 2)).await, repeated(PaymentOutcome::Paid));
+    assert_eq!(pay(&database, &message("one", &sale, 2)).await, PaymentAnswer::IdReused);
     assert_eq!(database.state(2).await, OrderState::AwaitingPayment);
 
     // Also not while the first one takes its unit.
@@ -242,6 +242,8 @@ on_both!(one_message_pays_no_second_order, async |database: TestDatabase| {
     };
     assert_eq!(first.stored.order.id, order_id(3));
     let again = pay(&database, &message("late", &sale, 4)).await;
+    assert_eq!(again, PaymentAnswer::IdReused);
+    let again = pay(&database, &message("late", &sale, 3)).await;
     assert_eq!(again, PaymentAnswer::Reacquire(first));
 });
 

@@ -11,7 +11,7 @@ use flashsale_domain::{
     OrderState, Price, Sale, SaleMode, SaleState, UserId, Window,
 };
 use flashsale_storage_sql::{Commit, Database, DatabaseConfig, Release, SaleChange, StoredOrder};
-use flashsale_test_support::{PostgresServer, TempDir, temp_dir};
+use flashsale_test_support::{PostgresServer, TempDir, eventually, temp_dir};
 use sea_orm::{
     ConnectOptions, ConnectionTrait as _, DatabaseConnection, DbBackend, DbErr, QueryResult,
     Statement, TryGetable,
@@ -139,6 +139,14 @@ impl TestDatabase {
             "SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)"
         })
         .await
+    }
+
+    /// Waits until `count` sessions of a PostgreSQL database wait for a lock.
+    pub(crate) async fn until_locked_out(&self, count: i64) {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually(SOON, "sessions that wait", async || self.value::<i64>(waiting).await == count)
+            .await;
     }
 
     /// A published sale that is open now.

@@ -5,28 +5,28 @@ use std::time::{Duration, Instant};
 
 /// One kind of message.
 #[derive(Debug)]
-pub(crate) struct Quiet {
+pub struct Quiet {
     interval: Duration,
     state: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Quiet {
     /// For what happens once and is worth its line: one a second.
-    pub(crate) fn every_second() -> Self {
+    pub const fn every_second() -> Self {
         Self::every(Duration::from_secs(1))
     }
 
     /// For what goes on for as long as its cause: one in ten seconds.
-    pub(crate) fn every_ten_seconds() -> Self {
+    pub const fn every_ten_seconds() -> Self {
         Self::every(Duration::from_secs(10))
     }
 
-    fn every(interval: Duration) -> Self {
-        Self { interval, state: Mutex::default() }
+    const fn every(interval: Duration) -> Self {
+        Self { interval, state: Mutex::new((None, 0)) }
     }
 
     /// How many messages were kept back since the last one, if one may be written now.
-    pub(crate) fn allows(&self) -> Option<u64> {
+    pub fn allows(&self) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, kept_back) = *state;
         if last.is_some_and(|last| last.elapsed() < self.interval) {
@@ -36,6 +36,18 @@ impl Quiet {
         *state = (Some(Instant::now()), 0);
         Some(kept_back)
     }
+}
+
+/// `tracing::error!` of what may come with every request: at most one line a second of this place, with
+/// a count of those kept back.
+#[macro_export]
+macro_rules! error_quietly {
+    ($($argument:tt)+) => {{
+        static QUIET: $crate::Quiet = $crate::Quiet::every_second();
+        if let Some(kept_back) = QUIET.allows() {
+            ::tracing::error!(kept_back, $($argument)+);
+        }
+    }};
 }
 
 #[cfg(test)]
