@@ -53,6 +53,8 @@ races: deps build ## what happens at one instant, again and again: RACES=n times
 	 --nocapture of_cancelling_paying_and_expiring_at_one_instant_exactly_one_wins
 	@FLASHSALE_TEST_ROUNDS=$(or $(RACES),1000) $(CARGO) test --release --workspace --test it -- \
 	 --nocapture nobody_who_holds_an_order_is_ever_told_that_it_is_sold_out
+	@FLASHSALE_TEST_ROUNDS=$(or $(RACES),50) $(CARGO) test --release --workspace --test it -- \
+	 --nocapture what_buyers_were_told_outlives_a_failover_to_the_replica
 
 .PHONY: lint
 lint: ## check format, clippy (warnings are errors) and shell scripts

@@ -3,7 +3,8 @@
 -- KEYS[1] gate    KEYS[2] sale    KEYS[3] buyers of the sale    KEYS[4] orders stream
 -- ARGV[1] sale id
 -- ARGV[2] the most orders, open and closed, that one buyer's record may hold
--- ARGV[3...] three per request: user id, idempotency digest or '', traceparent or ''
+-- ARGV[3] '1' where the caller waits for replicas behind this call, else ''
+-- ARGV[4...] three per request: user id, idempotency digest or '', traceparent or ''
 --
 -- Returns { now_ms, epoch, returns, stock, code_1, entry_id_1, code_2, entry_id_2, ... }
 --   1 admitted         entry id of the new order
@@ -22,7 +23,7 @@
 -- hash writes behind it go to keys whose type has been seen.
 
 local now_ms = server_time_ms()
-local count = (#ARGV - 2) / 3
+local count = (#ARGV - 3) / 3
 local orders_max = tonumber(ARGV[2])
 if not orders_max or count < 1 or count ~= math.floor(count) then
   return redis.error_reply('ERR admit: three arguments a request are needed')
@@ -130,16 +131,23 @@ local function decide(user, digest, traceparent)
   return 1, id
 end
 
-local reply = { now_ms, epoch, returns, stock }
-for i = 3, #ARGV, 3 do
+local reply, yes = { now_ms, epoch, returns, stock }, false
+for i = 4, #ARGV, 3 do
   local code, id = decide(ARGV[i], ARGV[i + 1], ARGV[i + 2])
   if not code then return id end
   reply[#reply + 1] = code
   reply[#reply + 1] = id
+  if code <= 3 then yes = true end
 end
 if admitted > 0 then
   redis.call('HSET', KEYS[2], 'stock', stock, 'held', held)
   redis.call('HSET', KEYS[1], 'last_ms', format_id(last_ms, 0):match('^%d+'), 'last_seq', last_seq)
+elseif yes and ARGV[3] == '1' then
+  -- WAIT asks how far the replicas are with what *its* connection wrote last. The order that is
+  -- answered here again may have been written over another connection, and no replica may have it yet:
+  -- so this call writes too, behind that order, though it changes nothing.
+  local written = redis.pcall('HSET', KEYS[2], 'stock', stock)
+  if type(written) == 'table' and written.err then return written end
 end
 reply[4] = stock
 return reply

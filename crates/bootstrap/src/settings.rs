@@ -146,6 +146,12 @@ pub struct AdmissionSettings {
     pub queue_capacity: usize,
     /// How long a request may wait.
     pub queue_deadline: Duration,
+    /// How many replicas must have a yes before a buyer is told; 0 waits for none.
+    pub replicas: u8,
+    /// How long they are waited for.
+    pub replicas_timeout: Duration,
+    /// What counts as having it.
+    pub replicas_confirm: ReplicasConfirm,
 }
 
 /// Section `catalogue`.
@@ -227,6 +233,15 @@ pub struct LogSettings {
     pub format: LogFormat,
     /// Directives of `EnvFilter`.
     pub filter: String,
+}
+
+/// When a replica has what was admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplicasConfirm {
+    /// It is in its memory.
+    Memory,
+    /// It is on its disk, and on the primary's.
+    Disk,
 }
 
 /// Who loads a partition's memory from the database when Redis has lost it.
@@ -346,6 +361,14 @@ impl Settings {
                 batch_max: from.integer("admission.batch_max", 1..=1000),
                 queue_capacity: from.integer("admission.queue_capacity", 1..=1_000_000),
                 queue_deadline: from.duration("admission.queue_deadline", millis(1)..=secs(60)),
+                replicas: from.integer("admission.replicas", 0..=10),
+                replicas_timeout: from.duration("admission.replicas_timeout", millis(1)..=secs(10)),
+                replicas_confirm: from.parsed(
+                    "admission.replicas_confirm",
+                    "memory or disk",
+                    ReplicasConfirm::Memory,
+                    parse_replicas_confirm,
+                ),
             },
             catalogue: CatalogueSettings {
                 refresh: from.duration("catalogue.refresh", millis(10)..=secs(1)),
@@ -418,6 +441,17 @@ impl Settings {
                 humantime::format_duration(self.database.statement_timeout)
             ),
             "more than twice database.statement_timeout, because a transaction that is slow but alive must not lose its orders to another worker",
+        );
+        reader.require(
+            &["admission.replicas_timeout", "redis.response_timeout"],
+            self.admission.replicas == 0
+                || 2 * self.admission.replicas_timeout <= self.redis.response_timeout,
+            &format!(
+                "{} is more than half of redis.response_timeout ({})",
+                humantime::format_duration(self.admission.replicas_timeout),
+                humantime::format_duration(self.redis.response_timeout)
+            ),
+            "at most half of redis.response_timeout, because what is waited for must still be answered in time",
         );
         reader.require(
             &["worker.retry_min", "worker.retry_max"],
@@ -519,6 +553,14 @@ fn parse_prefix(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err(format!("{text:?} is not a prefix"))
+    }
+}
+
+fn parse_replicas_confirm(text: &str) -> Result<ReplicasConfirm, String> {
+    match text {
+        "memory" => Ok(ReplicasConfirm::Memory),
+        "disk" => Ok(ReplicasConfirm::Disk),
+        other => Err(format!("{other:?} is neither")),
     }
 }
 

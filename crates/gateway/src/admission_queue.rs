@@ -139,9 +139,16 @@ impl Inner {
             match connection.admit(partition, sale, requests).await {
                 Ok(decided) => {
                     self.note_success();
-                    self.leases.learn(partition, sale, sent, &decided);
+                    if decided.confirmed {
+                        self.leases.learn(partition, sale, sent, &decided);
+                    } else {
+                        // A server whose replicas are away may be one that was replaced: what it
+                        // says of itself is nothing to learn from.
+                        metrics::counter!("flashsale_admission_unconfirmed_batches_total")
+                            .increment(1);
+                    }
                     for (waiting, outcome) in batch.into_iter().zip(decided.outcomes) {
-                        answer(waiting, Ok(outcome));
+                        answer(waiting, told(outcome, decided.confirmed));
                     }
                 }
                 Err(fault) => {
@@ -204,6 +211,14 @@ impl Inner {
         if self.failing.replace(false) {
             info!("admission works again");
         }
+    }
+}
+
+/// What may be said of an outcome: a yes only once the replicas have it.
+fn told(outcome: Result<Admission, Refusal>, confirmed: bool) -> Answer {
+    match outcome {
+        Ok(_) | Err(Refusal::AlreadyOrdered(_)) if !confirmed => Err(NoDecision::OutcomeUnknown),
+        outcome => Ok(outcome),
     }
 }
 

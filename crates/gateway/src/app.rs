@@ -143,6 +143,7 @@ impl Gateway {
         let http_addr = self.listener.local_addr()?;
         let http = self.settings.http.clone();
         let admission = self.settings.admission.clone();
+        let replicas = connect::replicas(&self.settings);
         let redis = self.redis.clone();
         // Connects lazily: every worker thread takes its own from here.
         redis.admission_connection().context("redis.url cannot be used for admission")?;
@@ -167,9 +168,12 @@ impl Gateway {
         });
         let server = HttpServer::new(move || {
             // Once a worker thread: a queue and a connection of its own.
-            let connection = redis
+            let mut connection = redis
                 .admission_connection()
                 .expect("the same settings have given a connection before");
+            if let Some(replicas) = replicas {
+                connection = connection.confirmed_by(replicas);
+            }
             App::new()
                 .app_data(web::ThinData(AdmissionQueue::new(
                     connection,

@@ -2,7 +2,8 @@
 
 use anyhow::{Context as _, ensure};
 use flashsale_bootstrap::Settings;
-use flashsale_storage_redis::{Redis, RedisConfig};
+use flashsale_bootstrap::settings::ReplicasConfirm;
+use flashsale_storage_redis::{Redis, RedisConfig, ReplicaProof, Replicas};
 use flashsale_storage_sql::{Database, DatabaseConfig};
 use secrecy::ExposeSecret as _;
 
@@ -21,6 +22,19 @@ pub fn redis(settings: &Settings) -> anyhow::Result<Redis> {
         pool_max: redis.pool_max,
     })
     .context("redis.url cannot be used")
+}
+
+/// The replicas that an admission waits for, if it waits for any.
+pub fn replicas(settings: &Settings) -> Option<Replicas> {
+    let admission = &settings.admission;
+    (admission.replicas > 0).then_some(Replicas {
+        count: admission.replicas,
+        timeout: admission.replicas_timeout,
+        proof: match admission.replicas_confirm {
+            ReplicasConfirm::Memory => ReplicaProof::Memory,
+            ReplicasConfirm::Disk => ReplicaProof::Disk,
+        },
+    })
 }
 
 /// A connected database, whatever the state of its schema.

@@ -1,11 +1,20 @@
-//! Admission: calls `lua/admit.lua` for a batch of requests of one sale.
+//! Admission: calls `lua/admit.lua` for a batch of requests of one sale, and waits for replicas where
+//! that is asked for.
+//!
+//! WAIT counts the replicas that have what its own connection wrote. So it is sent in one piece with the
+//! call: a connection that broke in between would leave it to a new one, which has written nothing and
+//! would be told that all is well.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{Admission, AdmissionRequest, EntryId, OrderId, Partition, Refusal, SaleId};
 use redis::aio::ConnectionManager;
-use redis::{FromRedisValue as _, Value};
+use redis::{Cmd, ErrorKind, FromRedisValue as _, RedisResult, ServerErrorKind, Value, cmd, pipe};
+use tracing::{info, warn};
 
+use crate::connect::millis;
 use crate::scripts::ADMIT;
 use crate::{Keys, RedisFault};
 
@@ -18,6 +27,30 @@ pub const ORDERS_PER_BUYER_MAX: u16 = 20;
 pub struct AdmissionConnection {
     manager: ConnectionManager,
     keys: Keys,
+    replicas: Option<Replicas>,
+    /// Replicas stay away or come back for all clones together: it is said once.
+    unconfirmed: Arc<AtomicBool>,
+}
+
+/// The replicas that must have a yes before a buyer is told.
+#[derive(Debug, Clone, Copy)]
+pub struct Replicas {
+    /// How many; at least 1.
+    pub count: u8,
+    /// How long they are waited for, after each batch.
+    pub timeout: Duration,
+    /// What counts as having it.
+    pub proof: ReplicaProof,
+}
+
+/// When a replica has something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplicaProof {
+    /// It is in the replica's memory (WAIT).
+    Memory,
+    /// It is on the disk of the replica and of the primary (WAITAOF: Redis 7.2 or Valkey, with the
+    /// append-only file on both).
+    Disk,
 }
 
 /// What the script answered to a batch.
@@ -33,13 +66,22 @@ pub struct AdmissionBatch {
     pub stock: i64,
     /// One per request, in their order.
     pub outcomes: Vec<Result<Admission, Refusal>>,
+    /// False when the replicas that were asked for do not have it, or not yet: then no buyer may be
+    /// told that he has an order. True where none were asked for.
+    pub confirmed: bool,
     /// How long the call took.
     pub elapsed: Duration,
 }
 
 impl AdmissionConnection {
     pub(crate) fn new(manager: ConnectionManager, keys: Keys) -> Self {
-        Self { manager, keys }
+        Self { manager, keys, replicas: None, unconfirmed: Arc::default() }
+    }
+
+    /// Waits for replicas behind every batch.
+    #[must_use]
+    pub fn confirmed_by(self, replicas: Replicas) -> Self {
+        Self { replicas: Some(replicas), ..self }
     }
 
     /// Asks Redis whether it is there. A connection that was lost while nobody needed it is made anew
@@ -63,21 +105,101 @@ impl AdmissionConnection {
         requests: impl IntoIterator<Item = &'a AdmissionRequest>,
     ) -> Result<AdmissionBatch, RedisFault> {
         let started = Instant::now();
-        let mut call = ADMIT.prepare_invoke();
-        call.key(self.keys.gate(partition))
-            .key(self.keys.sale(partition, sale))
-            .key(self.keys.buyers(partition, sale))
-            .key(self.keys.orders(partition))
+        let mut call = cmd("EVALSHA");
+        call.arg(ADMIT.get_hash())
+            .arg(4)
+            .arg(self.keys.gate(partition))
+            .arg(self.keys.sale(partition, sale))
+            .arg(self.keys.buyers(partition, sale))
+            .arg(self.keys.orders(partition))
             .arg(sale.as_i64())
-            .arg(ORDERS_PER_BUYER_MAX);
+            .arg(ORDERS_PER_BUYER_MAX)
+            .arg(if self.replicas.is_some() { "1" } else { "" });
         let mut count = 0;
         for request in requests {
             let digest = request.digest.as_ref().map_or("", |digest| digest.as_str());
             call.arg(request.user_id.as_str()).arg(digest).arg("");
             count += 1;
         }
-        let reply: Vec<Value> = call.invoke_async(&mut self.manager).await?;
-        parse_reply(partition, &reply, count, started.elapsed())
+        let (reply, confirmed) = match self.send(&call).await {
+            // The script cache is empty: nothing has run.
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                ADMIT.load_async(&mut self.manager).await?;
+                self.send(&call).await?
+            }
+            sent => sent?,
+        };
+        let mut batch = parse_reply(partition, &reply, count, started.elapsed())?;
+        let says_yes =
+            |outcome: &Result<_, _>| matches!(outcome, Ok(_) | Err(Refusal::AlreadyOrdered(_)));
+        batch.confirmed = match confirmed {
+            Ok(()) => {
+                if self.unconfirmed.swap(false, Ordering::Relaxed) {
+                    info!("admission is confirmed by replicas again");
+                }
+                true
+            }
+            // Where nobody was told yes there is nothing that a replica would have to have.
+            Err(_) if !batch.outcomes.iter().any(says_yes) => true,
+            Err(why) => {
+                if !self.unconfirmed.swap(true, Ordering::Relaxed) {
+                    warn!(why, "admission is not confirmed by replicas: {why}");
+                }
+                false
+            }
+        };
+        Ok(batch)
+    }
+
+    /// The script's reply, and whether the replicas have what it wrote, or why that is not known.
+    async fn send(&mut self, call: &Cmd) -> RedisResult<(Vec<Value>, Result<(), String>)> {
+        let Some(replicas) = self.replicas else {
+            return Ok((call.query_async(&mut self.manager).await?, Ok(())));
+        };
+        let mut both = pipe();
+        both.ignore_errors().add_command(call.clone()).add_command(replicas.wait());
+        let replies: Vec<RedisResult<Value>> = both.query_async(&mut self.manager).await?;
+        let mut replies = replies.into_iter();
+        let (Some(reply), Some(waited), None) = (replies.next(), replies.next(), replies.next())
+        else {
+            return Err((ErrorKind::Parse, "two commands, and not two replies").into());
+        };
+        Ok((Vec::from_redis_value(reply?)?, replicas.confirmed(waited)))
+    }
+}
+
+impl Replicas {
+    fn wait(&self) -> Cmd {
+        let mut wait = match self.proof {
+            ReplicaProof::Memory => cmd("WAIT"),
+            ReplicaProof::Disk => {
+                let mut wait = cmd("WAITAOF");
+                wait.arg(1);
+                wait
+            }
+        };
+        wait.arg(self.count).arg(millis(self.timeout));
+        wait
+    }
+
+    fn confirmed(&self, waited: RedisResult<Value>) -> Result<(), String> {
+        let waited = waited.map_err(|error| error.to_string())?;
+        let have = match (self.proof, &waited) {
+            (ReplicaProof::Memory, Value::Int(replicas)) => *replicas,
+            (ReplicaProof::Disk, Value::Array(counts)) => match counts.as_slice() {
+                [Value::Int(0), Value::Int(_)] => {
+                    return Err("the primary's own disk does not have it".to_owned());
+                }
+                [Value::Int(_), Value::Int(replicas)] => *replicas,
+                _ => return Err(format!("WAITAOF answered {waited:?}")),
+            },
+            _ => return Err(format!("waiting was answered {waited:?}")),
+        };
+        if have >= i64::from(self.count) {
+            Ok(())
+        } else {
+            Err(format!("{have} of {} replicas have it", self.count))
+        }
     }
 }
 
@@ -107,6 +229,7 @@ fn parse_reply(
         returns: number(returns)?,
         stock: number(stock)?,
         outcomes,
+        confirmed: true,
         elapsed,
     })
 }

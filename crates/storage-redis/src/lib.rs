@@ -22,7 +22,9 @@ mod sales;
 mod scripts;
 
 pub use adjust::Adjusted;
-pub use admission::{AdmissionBatch, AdmissionConnection, ORDERS_PER_BUYER_MAX};
+pub use admission::{
+    AdmissionBatch, AdmissionConnection, ORDERS_PER_BUYER_MAX, ReplicaProof, Replicas,
+};
 pub use changes::ChangedOrders;
 pub use connect::{Redis, RedisConfig};
 pub use dead_letters::DeadLetter;

@@ -116,6 +116,25 @@ impl RedisServer {
         self.try_start_again().unwrap_or_else(|error| panic!("{error:#}"));
     }
 
+    /// Starts a replica of this server and waits until it has all that is there.
+    ///
+    /// # Panics
+    /// When it cannot be started, or does not come into step within a minute.
+    pub fn start_replica(&self, options: RedisServerBuilder) -> Self {
+        let replica = options.option("replicaof", &format!("127.0.0.1 {}", self.port)).start();
+        let ends = Instant::now() + READY_WITHIN;
+        let in_step = format!("port={},state=online", replica.port);
+        while !info(self.port, "replication").is_ok_and(|it| it.contains(&in_step)) {
+            assert!(
+                Instant::now() < ends,
+                "a replica did not come into step:\n{}",
+                tail(&replica.log())
+            );
+            std::thread::sleep(POLL);
+        }
+        replica
+    }
+
     /// Freezes it (SIGSTOP): connections stay open and nothing answers.
     pub fn pause(&self) {
         self.process.signal(Signal::STOP);
@@ -200,6 +219,8 @@ impl RedisServerBuilder {
             .args(["--appendonly", if self.append_only { "yes" } else { "no" }])
             .args(["--appendfsync", "everysec"])
             .args(["--maxmemory-policy", "noeviction"])
+            // A replica need not wait for others that might come.
+            .args(["--repl-diskless-sync-delay", "0"])
             .current_dir(directory.path())
             .stdout(log.try_clone().context("cannot share Redis's log file")?)
             .stderr(log);
@@ -243,26 +264,31 @@ fn wait_until_ready(process: &Process, port: u16) -> bool {
 }
 
 /// Whether the Redis with this pid serves the port: another one could have taken it just before.
-/// PING comes last because it is refused while a file is being loaded.
 fn answers(pid: u32, port: u16) -> std::io::Result<bool> {
+    Ok(info(port, "server")?.contains(&format!("process_id:{pid}\r\n")))
+}
+
+/// A section of INFO from a Redis that serves; empty from one that does not yet. PING comes last
+/// because it is refused while a file is being loaded.
+fn info(port: u16, section: &str) -> std::io::Result<String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    stream.write_all(b"INFO server\r\nPING\r\n")?;
+    stream.write_all(format!("INFO {section}\r\nPING\r\n").as_bytes())?;
     let mut answer = Vec::new();
     let mut chunk = [0; 4096];
     loop {
         let length = stream.read(&mut chunk)?;
         if length == 0 {
-            return Ok(false);
+            return Ok(String::new());
         }
         answer.extend_from_slice(&chunk[..length]);
         let text = String::from_utf8_lossy(&answer);
         if text.ends_with("+PONG\r\n") {
-            return Ok(text.contains(&format!("process_id:{pid}\r\n")));
+            return Ok(text.into_owned());
         }
         if text.ends_with("\r\n") && (text.starts_with('-') || text.contains("\r\n-")) {
-            return Ok(false);
+            return Ok(String::new());
         }
     }
 }

@@ -193,6 +193,16 @@ fn wrong_values_are_refused_with_what_is_allowed() {
             &[],
             &["worker.retry_min", "6s is more than worker.retry_max (5s)"],
         ),
+        (
+            "[admission]\nreplicas = 1\nreplicas_timeout = \"1001ms\"",
+            &[],
+            &["admission.replicas_timeout", "1s 1ms is more than half", "(2s)", "half of redis"],
+        ),
+        (
+            "[admission]\nreplicas_confirm = \"tape\"",
+            &[],
+            &["admission.replicas_confirm", "\"tape\" is neither", "memory or disk"],
+        ),
         // the same key twice, unusable files
         (
             "",

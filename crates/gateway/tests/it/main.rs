@@ -16,6 +16,7 @@ mod outages;
 mod pay;
 mod place;
 mod read;
+mod replicas;
 mod requests;
 mod shutdown;
 mod support;

@@ -11,6 +11,7 @@ mod holding;
 mod race;
 mod reacquire;
 mod release;
+mod replicas;
 mod stream;
 mod support;
 mod trim;
