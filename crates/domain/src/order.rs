@@ -122,6 +122,8 @@ pub enum RejectReason {
     StockGone,
     /// An operator decided so.
     Operator,
+    /// Its entry vanished from the stream, and an operator settled it so.
+    EntryLost,
 }
 
 impl RejectReason {
@@ -132,6 +134,7 @@ impl RejectReason {
             Self::SlotTaken => "slot-taken",
             Self::StockGone => "stock-gone",
             Self::Operator => "operator",
+            Self::EntryLost => "entry-lost",
         }
     }
 }

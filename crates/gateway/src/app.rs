@@ -149,9 +149,13 @@ impl Gateway {
         redis.admission_connection().context("redis.url cannot be used for admission")?;
         let state = web::Data::new(State {
             verifier: self.verifier,
+            receipts: Receipts {
+                redis: self.redis.clone(),
+                database: self.database.clone(),
+                catalogue: Arc::clone(&catalogue),
+            },
             catalogue,
             newest_sales,
-            receipts: Receipts { redis: self.redis.clone(), database: self.database.clone() },
             direct: DirectOrders {
                 redis: self.redis.clone(),
                 database: self.database.clone(),

@@ -27,6 +27,10 @@ const OVERLAP_MS: i64 = 30_000;
 /// may have a clock that is ahead of the old one's.
 const START_MARGIN_MS: i64 = 1000;
 
+/// How far an id may lie behind the end of its sale's window: the script gives none that is more than
+/// a minute ahead of the clock, and a clock may be set.
+const ID_AHEAD_MAX_MS: i64 = 120_000;
+
 /// A sale as buyers see it.
 #[derive(Debug, Clone)]
 pub(crate) struct CatalogueSale {
@@ -97,6 +101,17 @@ impl Catalogue {
     /// Where a sale lives and how it decides: all that placing an order needs.
     pub(crate) fn route(&self, id: SaleId) -> Option<(SaleMode, Option<Partition>)> {
         self.sales.load().get(&id).map(|entry| (entry.sale.mode, entry.sale.partition))
+    }
+
+    /// The sales that live in a partition and may have admitted an order whose id bears `ms`.
+    pub(crate) fn homed_at(&self, partition: Partition, ms: u64) -> Vec<SaleId> {
+        let sales = self.sales.load();
+        let ms = i64::try_from(ms).unwrap_or(i64::MAX);
+        let may_have = |sale: &&Sale| {
+            let (opens, closes) = (sale.window.opens_ms(), sale.window.closes_ms());
+            sale.partition == Some(partition) && opens <= ms && ms < closes + ID_AHEAD_MAX_MS
+        };
+        sales.values().map(|entry| &entry.sale).filter(may_have).map(|sale| sale.id).collect()
     }
 
     /// Every sale that is not closed, newest first.

@@ -1,20 +1,25 @@
 //! What became of an order: looked for where it can be, in the order in which it moves.
 //!
 //! Database → dead letters → stream → database once more (it may have been committed and cleared
-//! from the stream between the first two looks). So a buyer with a receipt always gets a true state;
+//! from the stream between the first two looks) → the buyer's record (its entry is lost, and the order
+//! waits to be settled). So a buyer with a receipt always gets a true state;
 //! and while Redis's memory is not to be trusted, what cannot be found is not said to be nowhere.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use flashsale_domain::{NewOrder, Order, OrderId, OrderState, Partition, SaleId, UserId};
 use flashsale_storage_redis::{GateStatus, Redis, RedisFault, decode};
 use flashsale_storage_sql::{Database, OrderFilter, SqlFault};
+
+use crate::catalogue::Catalogue;
 
 /// Reads orders for their buyers.
 #[derive(Clone)]
 pub(crate) struct Receipts {
     pub(crate) redis: Redis,
     pub(crate) database: Database,
+    pub(crate) catalogue: Arc<Catalogue>,
 }
 
 /// What became of an order.
@@ -67,6 +72,12 @@ impl Receipts {
         }
         if self.redis.gate_status(partition).await? != GateStatus::Open {
             return Err(ReceiptFault::MemoryClosed(partition));
+        }
+        // Admitted and not yet a row, whatever became of the entry: that is `queued`.
+        let sales = self.catalogue.homed_at(partition, entry.ms);
+        let holds = self.redis.find_holding_sale(partition, &sales, user, entry).await?;
+        if let Some(sale_id) = holds {
+            return Ok(Some(Receipt::Order(queued(id, sale_id, user))));
         }
         let lost = self.redis.rebuilt_id(partition).await?.is_some_and(|last| entry <= last);
         Ok(lost.then_some(Receipt::MemoryLost(id)))
@@ -126,11 +137,15 @@ impl Receipts {
 }
 
 fn in_state(order: NewOrder, state: OrderState) -> Order {
+    Order { state, ..queued(order.id, order.sale_id, &order.user_id) }
+}
+
+fn queued(id: OrderId, sale_id: SaleId, user: &UserId) -> Order {
     Order {
-        id: order.id,
-        sale_id: order.sale_id,
-        user_id: order.user_id,
-        state,
+        id,
+        sale_id,
+        user_id: user.clone(),
+        state: OrderState::Queued,
         reason: None,
         price: None,
         pay_by_ms: None,

@@ -3,7 +3,6 @@
 //! running moves between one store's reading and the other's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Duration;
 
 use flashsale_domain::{OrderId, Partition, Sale, SaleId, UserId};
 use flashsale_storage_redis::{Record, RedisFault, decode};
@@ -11,10 +10,9 @@ use flashsale_storage_sql::StoredOrder;
 use serde::Serialize;
 use tokio::time::sleep;
 
+use crate::settle::RECHECK_AFTER;
 use crate::{Ledger, OperationError, Operations, Refused};
 
-/// How long a finding must persist.
-const RECHECK_AFTER: Duration = Duration::from_secs(1);
 /// An entry that waits longer than this for a worker breaks I5.
 const UNAPPLIED_MAX_MS: u64 = 60_000;
 /// How many offenders are named for each invariant.
@@ -162,7 +160,10 @@ impl Operations {
         Ok(reading)
     }
 
-    async fn read_rows(&self, id: SaleId) -> Result<HashMap<OrderId, StoredOrder>, OperationError> {
+    pub(crate) async fn read_rows(
+        &self,
+        id: SaleId,
+    ) -> Result<HashMap<OrderId, StoredOrder>, OperationError> {
         let mut rows = HashMap::new();
         let mut after = None;
         loop {
@@ -173,7 +174,7 @@ impl Operations {
         }
     }
 
-    async fn read_records(
+    pub(crate) async fn read_records(
         &self,
         partition: Partition,
         id: SaleId,
@@ -206,28 +207,30 @@ impl Operations {
         for (user, record) in &reading.records {
             for item in record.items.iter().filter(|item| item.open) {
                 let Ok(id) = OrderId::from_entry(partition, item.entry) else {
-                    missing.push((user.clone(), item.entry.to_string()));
+                    let what = format!(
+                        "order {} of buyer {user:?} is neither row, entry nor dead letter",
+                        item.entry
+                    );
+                    missing.push((item.entry.to_string(), what));
                     continue;
                 };
                 recorded.insert(id);
-                match reading.rows.get(&id) {
-                    Some(row) if row.order.user_id.as_str() == user => {}
-                    Some(_) => missing.push((user.clone(), format!("{id} (another buyer's row)"))),
-                    None => {
-                        let on_stream = self.redis.find_entry(partition, item.entry).await?;
-                        let dead = self.redis.find_dead_letter(partition, item.entry).await?;
-                        // Committed and trimmed since the rows were read.
-                        let row = self.database.find_order(id).await?;
-                        if on_stream.is_none() && dead.is_none() && row.is_none() {
-                            missing.push((user.clone(), id.to_string()));
-                        }
-                    }
+                if reading.rows.get(&id).is_some_and(|row| row.order.user_id.as_str() != user) {
+                    let what = format!("order {id} of buyer {user:?} is another buyer's row");
+                    missing.push((id.to_string(), what));
                 }
             }
         }
-        for (user, order) in missing {
-            let what =
-                format!("order {order} of buyer {user:?} is neither row, entry nor dead letter");
+        let sale = reading.sale.id;
+        for lost in self.find_lost(partition, &reading.records, &reading.rows).await? {
+            let what = format!(
+                "order {} of buyer {:?} is neither row, entry nor dead letter: \
+                 run `salectl settle {sale}`",
+                lost.id, lost.user
+            );
+            missing.push((lost.id.to_string(), what));
+        }
+        for (order, what) in missing {
             reading.find("I3", order, what);
         }
         let unrecorded: Vec<OrderId> = reading
@@ -288,7 +291,13 @@ impl Operations {
                     let dead = self.redis.find_dead_letter(id.partition(), id.entry()).await?;
                     let told = format!("order {id} was answered to {user}");
                     match queued.or(dead.map(|letter| letter.entry)) {
-                        None => reading.find("I4", id.to_string(), format!("{told} and is no row")),
+                        None => {
+                            let sale = reading.sale.id;
+                            let what = format!(
+                                "{told} and is no row: run `salectl settle {sale} --receipts FILE`"
+                            );
+                            reading.find("I4", id.to_string(), what);
+                        }
                         Some(entry) => {
                             if decode(id.partition(), &entry)
                                 .is_ok_and(|order| order.user_id != *user)

@@ -226,8 +226,10 @@ impl Operations {
         reason: RejectReason,
     ) -> Result<Ending, OperationError> {
         match self.database.reject_order(order, reason).await {
-            Ok(true) => Ok(Ending::Settled(format!("is rejected: {}", reason.as_str()))),
-            Ok(false) => Ok(Ending::Settled("was a row already, and stays as it is".to_owned())),
+            Ok(Commit::Rejected(reason)) => {
+                Ok(Ending::Settled(format!("is rejected: {}", reason.as_str())))
+            }
+            Ok(_) => Ok(Ending::Settled("was a row already, and stays as it is".to_owned())),
             // Nobody holds a unit of a sale that does not exist, and there is no row to write.
             Err(BatchFailure::Refused(CommitRefusal::SaleMissing(sale))) => {
                 Ok(Ending::Settled(format!("is of sale {sale}, which does not exist: discarded")))

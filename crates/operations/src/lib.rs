@@ -13,6 +13,7 @@ mod ledger;
 mod payments;
 mod rebuild;
 mod sales;
+mod settle;
 
 use flashsale_domain::{NewSaleError, Partition, SaleId, SaleState};
 use flashsale_storage_redis::{Redis, RedisFault};
@@ -23,6 +24,7 @@ pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
 pub use ledger::{Ledger, RedisAccount};
 pub use payments::PaymentVerdict;
 pub use rebuild::{Rebuilt, RebuiltSale};
+pub use settle::{SettleAs, SettledOrder, Settling};
 
 /// The two stores, and what an operator may do with them.
 #[derive(Clone)]
@@ -61,6 +63,14 @@ pub enum Refused {
         "sale {0} is a direct sale, or was never published: there is nothing in Redis to rebuild"
     )]
     NoPartition(SaleId),
+    /// A direct sale has no entries.
+    #[error(
+        "sale {0} is a direct sale, or was never published: it has no entries that could be lost"
+    )]
+    NotQueued(SaleId),
+    /// What was read of Redis does not count any more.
+    #[error("sale {0} was rebuilt meanwhile: nothing was done, run it again")]
+    RebuiltMeanwhile(SaleId),
     /// Entries are still waiting for a worker.
     #[error(
         "{waiting} orders of partition {partition} still wait for an order-worker; \

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use flashsale_domain::{
     Currency, EntryId, LatePayment, OrderId, PER_BUYER_MAX, Partition, SaleId, SaleMode, UserId,
 };
@@ -65,6 +65,12 @@ pub(crate) enum Command {
         #[arg(long, value_name = "FILE", requires = "sale")]
         receipts: Option<PathBuf>,
     },
+
+    /// Settle orders that are lost: admitted, and then neither row, entry nor dead letter
+    ///
+    /// `salectl audit` names them. The row is written first, then Redis hears of it. Exit code 1 when
+    /// one cannot be settled.
+    Settle(SettleArgs),
 
     /// Look at dead letters, try them again, or give them up
     Dead {
@@ -186,6 +192,40 @@ pub(crate) enum DeadCommand {
     Requeue(DeadActionArgs),
     /// Give them up: the order's row says rejected, its unit and slot go back
     Reject(DeadActionArgs),
+}
+
+/// Which lost orders, and what becomes of them.
+#[derive(Debug, Args)]
+pub(crate) struct SettleArgs {
+    /// The sale's id
+    #[arg(value_name = "ID")]
+    pub(crate) sale: SaleId,
+
+    /// Only this order; may be given several times [default: all that are lost]
+    #[arg(long = "order", value_name = "ORDER")]
+    pub(crate) orders: Vec<OrderId>,
+
+    /// What becomes of those that Redis still holds a unit for: `order` keeps the word that was given
+    /// to the buyer, `rejected` takes it back and gives the unit back
+    #[arg(long = "as", value_name = "WHAT", value_enum, default_value_t = SettleWord::Order,
+        hide_possible_values = true)]
+    pub(crate) settle_as: SettleWord,
+
+    /// Also those that were answered to buyers and that Redis forgot with its memory; they become
+    /// rejected (memory-lost): CSV as `rush --receipts` writes it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) receipts: Option<PathBuf>,
+
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// What becomes of a lost order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SettleWord {
+    Order,
+    Rejected,
 }
 
 /// Which dead letters.
@@ -412,6 +452,9 @@ mod tests {
             ("token --sub ".to_owned(), value),
             ("audit --receipts r.csv".to_owned(), ErrorKind::MissingRequiredArgument),
             ("dead show nonsense".to_owned(), value),
+            ("settle".to_owned(), ErrorKind::MissingRequiredArgument),
+            ("settle 1 --order nonsense".to_owned(), value),
+            ("settle 1 --as paid".to_owned(), ErrorKind::InvalidValue),
             ("pay nonsense".to_owned(), value),
             ("pay 5 --amount 1".to_owned(), ErrorKind::MissingRequiredArgument),
             ("pay 5 --currency CNY".to_owned(), ErrorKind::MissingRequiredArgument),

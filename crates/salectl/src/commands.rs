@@ -9,6 +9,7 @@ pub(crate) mod pay;
 pub(crate) mod rebuild;
 pub(crate) mod refunds;
 pub(crate) mod sale;
+pub(crate) mod settle;
 pub(crate) mod token;
 
 use flashsale_bootstrap::Settings;

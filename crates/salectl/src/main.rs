@@ -18,7 +18,9 @@ use clap::Parser as _;
 use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
 use crate::cli::{Cli, Command};
-use crate::commands::{audit, dead, ledger, migrate, pay, rebuild, refunds, sale, token as mint};
+use crate::commands::{
+    audit, dead, ledger, migrate, pay, rebuild, refunds, sale, settle, token as mint,
+};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -56,6 +58,7 @@ async fn run(command: Command, output: Output) -> Result<Verdict, Failure> {
         Command::Audit { sale, receipts } => {
             audit::run(sale, receipts.as_deref(), &settings, output).await
         }
+        Command::Settle(args) => settle::run(args, &settings, output).await,
         Command::Dead { command } => dead::run(command, &settings, output).await,
         Command::Pay(args) => pay::run(&args, &settings, output).await,
         Command::Refunds { command } => refunds::run(command, &settings, output).await,

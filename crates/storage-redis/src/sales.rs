@@ -227,6 +227,34 @@ impl Redis {
             .transpose()
     }
 
+    /// Which of these sales' records holds the buyer's order of this entry. A record that cannot be
+    /// read holds none.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn find_holding_sale(
+        &self,
+        partition: Partition,
+        sales: &[SaleId],
+        user: &UserId,
+        entry: EntryId,
+    ) -> Result<Option<SaleId>, RedisFault> {
+        if sales.is_empty() {
+            return Ok(None);
+        }
+        let mut pipeline = redis::pipe();
+        for sale in sales {
+            pipeline.cmd("HGET").arg(self.keys.buyers(partition, *sale)).arg(user.as_str());
+        }
+        let records: Vec<Option<String>> =
+            pipeline.query_async(&mut self.connection().await?).await?;
+        let holds = |text: &Option<String>| {
+            let record = text.as_ref().and_then(|text| text.parse::<Record>().ok());
+            record.is_some_and(|record| record.holds(entry))
+        };
+        Ok(sales.iter().zip(&records).find(|(_, text)| holds(text)).map(|(sale, _)| *sale))
+    }
+
     /// A page of a sale's records, by HSCAN: every buyer at least once, some perhaps twice.
     ///
     /// # Errors

@@ -13,7 +13,6 @@ use sea_orm::{
     QueryOrder as _, QuerySelect as _,
 };
 
-use crate::audit_log::insert_audit;
 use crate::clock::now_ms;
 use crate::entities::adjustment::{Column, Entity};
 use crate::entities::sale;
@@ -168,8 +167,7 @@ impl Database {
         actor: &str,
     ) -> Result<(), SqlFault> {
         let detail = format!("{delta:+} units: {reason}");
-        insert_audit(self.backend(), transaction, actor, "sale.stock", &sale.to_string(), &detail)
-            .await
+        self.write_audit(transaction, actor, "sale.stock", &sale.to_string(), &detail).await
     }
 
     /// Notes that Redis has carried an adjustment out, or refused it. False when the sale was rebuilt

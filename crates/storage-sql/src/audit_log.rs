@@ -34,19 +34,6 @@ fn insert(line: SelectStatement) -> InsertStatement {
         .to_owned()
 }
 
-/// Adds a line as part of a transaction.
-pub(crate) async fn insert_audit(
-    backend: DbBackend,
-    connection: &impl ConnectionTrait,
-    actor: &str,
-    action: &str,
-    subject: &str,
-    detail: &str,
-) -> Result<(), SqlFault> {
-    connection.execute(&insert(audit_line(backend, actor, action, subject, detail))).await?;
-    Ok(())
-}
-
 fn audit_line(
     backend: DbBackend,
     actor: &str,
@@ -71,7 +58,21 @@ impl Database {
         subject: &str,
         detail: &str,
     ) -> Result<(), SqlFault> {
-        insert_audit(self.backend(), &self.connection, actor, action, subject, detail).await
+        self.write_audit(&self.connection, actor, action, subject, detail).await
+    }
+
+    /// The same, as part of a transaction.
+    pub(crate) async fn write_audit(
+        &self,
+        connection: &impl ConnectionTrait,
+        actor: &str,
+        action: &str,
+        subject: &str,
+        detail: &str,
+    ) -> Result<(), SqlFault> {
+        let line = audit_line(self.backend(), actor, action, subject, detail);
+        connection.execute(&insert(line)).await?;
+        Ok(())
     }
 
     /// Adds a line to the audit log, unless the same was done to the same subject before. Two callers

@@ -147,7 +147,7 @@ impl Database {
         Self::end(transaction, written).await
     }
 
-    async fn write_batch(
+    pub(crate) async fn write_batch(
         &self,
         transaction: &DatabaseTransaction,
         orders: &[NewOrder],
@@ -260,8 +260,10 @@ impl Database {
         insert_events(self, transaction, &rows, now).await
     }
 
-    /// Writes one order as rejected, with what it gives back. False when the order is a row already:
-    /// that one stays as it is.
+    /// Writes one order as rejected, with what it gives back: `Rejected` with the reason that the row
+    /// says, or `Redelivered` when the order is a row already, which stays as it is. An order of an
+    /// older epoch is rejected as memory lost, whatever the reason was to be: Redis has forgotten it,
+    /// and its key with it.
     ///
     /// # Errors
     /// When nothing was written: see [`BatchFailure`].
@@ -269,21 +271,31 @@ impl Database {
         &self,
         order: &NewOrder,
         reason: RejectReason,
-    ) -> Result<bool, BatchFailure> {
+    ) -> Result<Commit, BatchFailure> {
         let transaction = self.begin_write().await?;
-        let orders = std::slice::from_ref(order);
-        let written = async {
-            let (sales, now) = self.read_guards(&transaction, orders).await?;
-            let guard = sales
-                .get(&order.sale_id)
-                .ok_or(BatchFailure::Refused(CommitRefusal::SaleMissing(order.sale_id)))?;
-            let is_new = write_rejected(&transaction, order, guard, now, reason, None).await?;
-            let outcome = is_new.then_some(Commit::Rejected(reason));
-            self.announce(&transaction, orders, &[outcome], &sales, now).await?;
-            Ok(is_new)
-        };
-        let written = written.await;
+        let written = self.write_rejection(&transaction, order, reason).await;
         Self::end(transaction, written).await
+    }
+
+    pub(crate) async fn write_rejection(
+        &self,
+        transaction: &DatabaseTransaction,
+        order: &NewOrder,
+        reason: RejectReason,
+    ) -> Result<Commit, BatchFailure> {
+        let orders = std::slice::from_ref(order);
+        let (sales, now) = self.read_guards(transaction, orders).await?;
+        let guard = sales
+            .get(&order.sale_id)
+            .ok_or(BatchFailure::Refused(CommitRefusal::SaleMissing(order.sale_id)))?;
+        let is_lost = order.epoch < guard.epoch;
+        let reason = if is_lost { RejectReason::MemoryLost } else { reason };
+        if !write_rejected(transaction, order, guard, now, reason, None).await? {
+            return Ok(Commit::Redelivered);
+        }
+        let rejected = Commit::Rejected(reason);
+        self.announce(transaction, orders, &[Some(rejected.clone())], &sales, now).await?;
+        Ok(rejected)
     }
 
     async fn read_guards(
@@ -449,7 +461,9 @@ async fn explain_missing(
     for i in missing {
         let wanted = &orders[*i];
         let obstacle = match rows.get(&wanted.id.as_i64()) {
-            Some(row) if same_content(row, wanted) => Obstacle::ItselfAlready,
+            Some(row) if same_content(row, wanted) || is_its_loss(row, wanted) => {
+                Obstacle::ItselfAlready
+            }
             Some(_) => Obstacle::OtherContent,
             None => {
                 let holder: Option<i64> = order::Entity::find()
@@ -520,6 +534,15 @@ fn same_content(row: &order::Model, order: &NewOrder) -> bool {
         && row.user_id == order.user_id.as_str()
         && row.slot == i32::from(order.slot)
         && row.digest.as_deref() == order.digest.as_ref().map(IdempotencyDigest::as_str)
+}
+
+/// Whether the row says that this very order was lost with Redis's memory. Such a row may come from a
+/// buyer's receipt, which knows neither slot nor key.
+fn is_its_loss(row: &order::Model, order: &NewOrder) -> bool {
+    row.sale_id == order.sale_id.as_i64()
+        && row.user_id == order.user_id.as_str()
+        && row.state == OrderState::Rejected.as_str()
+        && row.reason.as_deref() == Some(RejectReason::MemoryLost.as_str())
 }
 
 /// The guarded update: takes `units`, unless that would oversell or the sale was rebuilt meanwhile.

@@ -19,6 +19,7 @@ mod outbox;
 mod payments;
 mod rebuild;
 mod sales;
+mod settle;
 
 pub use account::{DatabaseAccount, SaleTotals, SlotViolation};
 pub use adjustments::{Adjustment, AdjustmentAnswer};

@@ -27,10 +27,8 @@ const ENTRY_LOST: &str = "entry.lost";
 pub(crate) struct Found {
     /// Rows of the sale.
     pub(crate) orders: usize,
-    /// Orders that buyers were told of and that the drill itself destroyed.
+    /// Orders that the drill itself destroyed, and that were settled.
     pub(crate) lost: usize,
-    /// Which ones.
-    pub(crate) lost_orders: BTreeSet<OrderId>,
     /// Dead letters that this deployment's drills appended.
     pub(crate) dead: usize,
     /// Orders of which the second half of the round made something.
@@ -65,15 +63,14 @@ impl Deployment {
         let id = SaleId::from_i64(sale).ok_or_else(|| anyhow::anyhow!("sale {sale}"))?;
         let rows = self.read_rows(id).await?;
         found.orders = rows.len();
-        let lost = check_receipts(&mut found, &rows, told, damage);
+        found.lost = damage.settled;
+        check_receipts(&mut found, &rows, told);
         check_rows(&mut found, &rows, plan, told, damage);
         check_answers(&mut found, told, damage);
         self.check_dead_letters(&mut found, damage).await?;
-        self.check_losses_are_named(&mut found, &rows, damage).await?;
-        self.check_lost_are_told(&mut found, &lost).await?;
-        let lost = lost.iter().map(|receipt| receipt.order_id).collect();
-        self.check_ledger_and_audit(&mut found, id, &kept_receipts(told, &lost)).await?;
-        found.lost_orders = lost;
+        self.check_losses_are_named(&mut found, damage).await?;
+        self.check_rejected_are_told(&mut found, &rows).await?;
+        self.check_ledger_and_audit(&mut found, id, &told.receipts).await?;
         Ok(found)
     }
 
@@ -134,7 +131,6 @@ impl Deployment {
     async fn check_losses_are_named(
         &self,
         found: &mut Found,
-        rows: &HashMap<OrderId, StoredOrder>,
         damage: &Damage,
     ) -> anyhow::Result<()> {
         let log = self.database.list_audit(AUDIT_LINES).await?;
@@ -152,7 +148,7 @@ impl Deployment {
         let unnamed: Vec<String> = damage
             .deleted_while_pending
             .iter()
-            .filter(|(id, _)| !rows.contains_key(id) && !named.contains(&id.to_string()))
+            .filter(|(id, _)| !named.contains(&id.to_string()))
             .filter(|(id, _)| !self.is_poison(**id))
             .map(|(id, consumer)| format!("{id} (held by {consumer})"))
             .collect();
@@ -164,33 +160,32 @@ impl Deployment {
         self.poison.contains_key(&(id.partition(), id.entry()))
     }
 
-    /// Whoever was told of an order that Redis then lost is told so, too.
-    async fn check_lost_are_told(
+    /// Whose order was lost and rejected is told so, and why.
+    async fn check_rejected_are_told(
         &self,
         found: &mut Found,
-        lost: &[&Receipt],
+        rows: &HashMap<OrderId, StoredOrder>,
     ) -> anyhow::Result<()> {
         #[derive(Debug, Deserialize)]
         struct Order {
             state: String,
             reason: Option<String>,
         }
-        found.lost = lost.len();
         let mut wrong = Vec::new();
-        for receipt in lost.iter().take(ASKED_MAX) {
-            let url = format!("{}/api/v1/orders/{}", self.gateway.url(), receipt.order_id);
-            let token = self.token(receipt.user_id.as_str())?;
+        let rejected = rows.values().filter(|row| row.order.state == OrderState::Rejected);
+        for row in rejected.take(ASKED_MAX) {
+            let url = format!("{}/api/v1/orders/{}", self.gateway.url(), row.order.id);
+            let token = self.token(row.order.user_id.as_str())?;
             let answer = self.http.get(url).bearer_auth(token).send().await?;
             let (status, text) = (answer.status(), answer.text().await?);
             let told_so = serde_json::from_str::<Order>(&text).is_ok_and(|order| {
-                order.state == OrderState::Rejected.as_str()
-                    && order.reason.as_deref() == Some(RejectReason::MemoryLost.as_str())
+                order.state == OrderState::Rejected.as_str() && order.reason == row.order.reason
             });
             if !told_so {
-                wrong.push(format!("{} ({status} {text})", receipt.order_id));
+                wrong.push(format!("{} ({status} {text})", row.order.id));
             }
         }
-        found.complain("lost orders are not answered as rejected (memory-lost)", &wrong);
+        found.complain("lost orders are not answered as they were settled", &wrong);
         Ok(())
     }
 
@@ -223,30 +218,18 @@ impl Deployment {
     }
 }
 
-/// What buyers were told of and the drill did not destroy.
-pub(crate) fn kept_receipts(told: &Told, lost: &BTreeSet<OrderId>) -> Vec<Receipt> {
-    told.receipts.iter().filter(|r| !lost.contains(&r.order_id)).cloned().collect()
-}
-
-/// Every receipt is one row under its buyer. Those that the drill destroyed are returned.
-fn check_receipts<'a>(
-    found: &mut Found,
-    rows: &HashMap<OrderId, StoredOrder>,
-    told: &'a Told,
-    damage: &Damage,
-) -> Vec<&'a Receipt> {
-    let (mut lost, mut missing, mut others) = (Vec::new(), Vec::new(), Vec::new());
+/// Every receipt is one row under its buyer, whatever was destroyed: that was settled.
+fn check_receipts(found: &mut Found, rows: &HashMap<OrderId, StoredOrder>, told: &Told) {
+    let (mut missing, mut others) = (Vec::new(), Vec::new());
     for receipt in &told.receipts {
         match rows.get(&receipt.order_id) {
             Some(row) if row.order.user_id == receipt.user_id => {}
             Some(row) => others.push(format!("{} of {}", row.order.id, row.order.user_id)),
-            None if damage.may_have_lost_order(receipt.order_id) => lost.push(receipt),
             None => missing.push(format!("{} of {}", receipt.order_id, receipt.user_id)),
         }
     }
     found.complain("orders that buyers were told of are no rows", &missing);
     found.complain("orders that buyers were told of are another's", &others);
-    lost
 }
 
 /// No row without a buyer of this round, none twice, none rejected, and not more than were asked for.
@@ -268,9 +251,11 @@ fn check_rows(
         if row.order.state.is_open() {
             *open.entry(user).or_default() += 1;
         }
-        // An entry that was still in a worker's memory when Redis forgot it is rejected, and says why.
-        let forgotten = damage.may_have_lost_order(id)
-            && row.order.reason.as_deref() == Some(RejectReason::MemoryLost.as_str());
+        // What was lost may be rejected, and says why.
+        let reason = row.order.reason.as_deref();
+        let lost = [RejectReason::MemoryLost, RejectReason::EntryLost];
+        let forgotten =
+            damage.may_have_lost_order(id) && lost.iter().any(|lost| reason == Some(lost.as_str()));
         if row.order.state != OrderState::AwaitingPayment && !forgotten {
             rejected.push(format!("{id} is {} ({:?})", row.order.state, row.order.reason));
         }

@@ -25,6 +25,8 @@ pub(crate) struct Damage {
     pub(crate) deleted_while_pending: BTreeMap<OrderId, String>,
     /// The pending list went with its group, and with it all trace of what was deleted before.
     pub(crate) trace_is_gone: bool,
+    /// Orders that were lost by this, and settled.
+    pub(crate) settled: usize,
     /// Redis lost everything.
     pub(crate) flushed: bool,
     /// What went wrong while a fault was carried out.
@@ -37,7 +39,7 @@ impl Damage {
         self.flushed || !self.deleted.is_empty()
     }
 
-    /// Whether this order may be missing.
+    /// Whether this order may have been lost, and settled as rejected.
     pub(crate) fn may_have_lost_order(&self, id: OrderId) -> bool {
         self.flushed || self.deleted.contains(&id)
     }

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use flashsale_domain::{LatePayment, OrderState, Partition, SaleId};
-use flashsale_operations::{OperationError, Refused};
+use flashsale_operations::{SettleAs, Settling};
 use flashsale_storage_sql::StoredOrder;
 use flashsale_test_support::try_eventually;
 use tokio::time::sleep;
 
-use crate::check::{Found, home_of, kept_receipts};
+use crate::Kind;
+use crate::check::{Found, home_of};
 use crate::damage::Damage;
 use crate::deployment::{Deployment, SOON};
 use crate::load::{PATIENCE, Rush, Told};
@@ -23,7 +24,7 @@ pub struct Outcome {
     pub orders: usize,
     /// Entries that it took from the stream.
     pub deleted: usize,
-    /// Orders that buyers were told of and that it destroyed.
+    /// Orders that it destroyed, and that were settled afterwards.
     pub lost: usize,
     /// Orders that were paid for, given up or left in its second half.
     pub ended: usize,
@@ -94,8 +95,7 @@ impl Deployment {
         let told = told?;
         self.wait_for_rest().await?;
         if damage.may_have_lost() {
-            // Redis still holds the units of what was taken from its stream, until it loads anew.
-            self.rebuild(home).await?;
+            self.settle(plan, sale, &told, damage).await?;
             self.wait_for_rest().await?;
         }
         let mut found = self.check(plan, sale, &told, damage).await?;
@@ -144,8 +144,7 @@ impl Deployment {
         Self::check_bought_again(found, &self.read_rows(id).await?, &again);
         self.check_units(found, sale).await?;
         self.check_dead_letters(found, &damage).await?;
-        let mut receipts = kept_receipts(told, &found.lost_orders);
-        receipts.extend(again);
+        let receipts = [told.receipts.as_slice(), &again].concat();
         self.check_ledger_and_audit(found, id, &receipts).await
     }
 
@@ -162,15 +161,34 @@ impl Deployment {
         self.wait_until_ready().await
     }
 
-    async fn rebuild(&self, home: Partition) -> anyhow::Result<()> {
-        // Workers may be at it themselves.
-        let rebuilt = try_eventually(SOON, "the partition is rebuilt", async || {
-            match self.operations.rebuild_partition(home).await {
-                Err(OperationError::Refused(refused @ Refused::RebuildRunning(_))) => Err(refused),
-                other => Ok(other),
-            }
-        });
-        rebuilt.await.map_err(anyhow::Error::msg)?.context("the drill's own rebuild")?;
+    /// Settles what the round has destroyed, as an operator would: the audit names it, one command
+    /// settles it.
+    async fn settle(
+        &self,
+        plan: &Plan,
+        sale: i64,
+        told: &Told,
+        damage: &mut Damage,
+    ) -> anyhow::Result<()> {
+        let id = SaleId::from_i64(sale).with_context(|| format!("sale {sale}"))?;
+        // What a living worker had in memory has become a row, and is no loss.
+        let rows = self.read_rows(id).await?;
+        damage.deleted_while_pending.retain(|order, _| !rows.contains_key(order));
+        let audit = self.operations.audit_sale(id, &told.receipts).await?;
+        // Both ways are drilled.
+        let settle_as =
+            if plan.has(Kind::StreamTrim) { SettleAs::Rejected } else { SettleAs::Order };
+        let receipts = told.receipts.clone();
+        let settling = Settling { orders: Vec::new(), settle_as, receipts };
+        let outcomes = self.operations.settle_lost(id, &settling, "torture", false).await?;
+        damage.settled = outcomes.len();
+        if audit.findings_total < outcomes.len() || (outcomes.is_empty() && !audit.is_clean()) {
+            let settled = outcomes.len();
+            let named: Vec<_> = audit.findings.iter().map(|finding| &finding.what).collect();
+            damage.failures.push(format!("{settled} lost orders, but the audit named {named:?}"));
+        }
+        let refused = outcomes.iter().filter(|outcome| !outcome.settled);
+        damage.failures.extend(refused.map(|outcome| format!("is not settled: {outcome:?}")));
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{NewSale, OrderId, SaleId};
+use flashsale_operations::{Operations, SettleAs, Settling};
 use flashsale_storage_redis::DeadLetter;
 use flashsale_test_support::eventually;
 use serde_json::Value;
@@ -167,6 +168,44 @@ async fn a_dead_letter_whose_entry_left_the_stream_is_still_its_buyers() {
     let path = |state: &str| format!("/api/v1/orders?sale={sale}&state={state}");
     assert_eq!(ids(&app.get_as("alice", &path("dead")).await), [id]);
     assert_eq!(ids(&app.get_as("alice", &path("queued")).await), []);
+}
+
+/// Its entry is gone and nobody has settled it: the buyer was told yes, and is told nothing else.
+#[tokio::test]
+async fn an_order_whose_entry_is_lost_is_queued_until_it_is_settled() {
+    let app = TestApp::spawn().await;
+    let (sale, other) = (app.sale(10).await, app.sale(10).await);
+    let ids = [app.place(sale, "alice").await.receipt(), app.place(sale, "carol").await.receipt()];
+    let elsewhere = app.place(other, "alice").await.receipt();
+    let orders = app.keys.orders(home());
+    for id in ids {
+        let removed: i64 = app.redis_command(&["XDEL", &orders, &id.entry().to_string()]);
+        assert_eq!(removed, 1);
+    }
+    let queued = app.order("alice", ids[0]).await;
+    assert_state(&queued, "queued");
+    assert_eq!(queued.body["sale_id"], sale.to_string());
+    assert_nobodys(&app, "bob", ids[0]).await;
+    assert_nobodys(&app, "alice", ids[1]).await;
+    let list = app.get_as("alice", &format!("/api/v1/orders?sale={sale}&state=queued")).await;
+    assert_eq!(self::ids(&list), [ids[0]]);
+    assert_eq!(app.cancel("alice", ids[0]).await.problem(), (409, "not-cancellable"));
+    assert_state(&app.order("alice", elsewhere).await, "queued");
+
+    let operations = Operations::new(app.redis.clone(), app.database.clone());
+    let waiting = format!("/api/v1/orders/{}?wait=30", ids[0]);
+    let settle = async |id, settle_as| {
+        let settling = Settling { orders: vec![id], settle_as, receipts: Vec::new() };
+        let done = operations.settle_lost(sale, &settling, "test", false).await.expect("settled");
+        assert!(done.len() == 1 && done[0].settled, "{done:?}");
+    };
+    // Whoever waits is told when it is settled.
+    let (waited, ()) = tokio::join!(app.get_as("alice", &waiting), settle(ids[0], SettleAs::Order));
+    assert_state(&waited, "awaiting_payment");
+    settle(ids[1], SettleAs::Rejected).await;
+    let rejected = app.order("carol", ids[1]).await;
+    assert_state(&rejected, "rejected");
+    assert_eq!(rejected.body["reason"], "entry-lost");
 }
 
 pub(crate) async fn set_aside(app: &TestApp, id: OrderId) {

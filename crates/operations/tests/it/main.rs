@@ -10,4 +10,5 @@ mod life;
 mod moving_units;
 mod payments;
 mod rebuild;
+mod settle;
 mod support;

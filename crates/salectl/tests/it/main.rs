@@ -4,4 +4,5 @@ mod after_the_order;
 mod commands;
 mod databases;
 mod dead;
+mod settle;
 mod stand;

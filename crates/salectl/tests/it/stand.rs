@@ -2,7 +2,9 @@
 
 use std::process::{Command, Output};
 
-use flashsale_domain::{Partition, SaleId};
+use flashsale_bootstrap::Settings;
+use flashsale_domain::{AdmissionRequest, Partition, SaleId, UserId};
+use flashsale_operations::connect;
 use flashsale_storage_redis::Keys;
 use flashsale_test_support::{PostgresServer, RedisServer, TempDir, temp_dir, unique};
 use serde_json::Value;
@@ -132,6 +134,46 @@ impl Stand {
             .arg(stored)
             .query(&mut connection)
             .expect("the hash takes it");
+    }
+
+    /// Admits a buyer as the gateway does, and takes the entry from the stream; the order's id.
+    pub(crate) fn admit_without_entry(&self, sale: &str, buyer: &str) -> String {
+        let partition = Partition::new(0).expect("a partition");
+        let sale: SaleId = sale.parse().expect("a sale's id");
+        let user_id = UserId::new(buyer).expect("a buyer's id");
+        let env = [
+            ("FLASHSALE__REDIS__URL", RedisServer::shared().url()),
+            ("FLASHSALE__REDIS__PREFIX", self.prefix.clone()),
+        ];
+        let env = env.map(|(key, value)| (key.to_owned(), value));
+        let settings = Settings::from_sources(None, env).expect("valid settings");
+        let redis = connect::redis(&settings).expect("a URL of Redis");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let admitted = runtime.expect("a runtime").block_on(async {
+            let mut connection = redis.admission_connection().expect("a connection");
+            let press = [AdmissionRequest { user_id, digest: None }];
+            connection.admit(partition, sale, &press).await.expect("answered").outcomes
+        });
+        let order_id = admitted[0].as_ref().expect("admitted").order_id;
+        let key = Keys::new(&self.prefix).orders(partition);
+        self.ask(&["XDEL", &key, &order_id.entry().to_string()]);
+        order_id.to_string()
+    }
+
+    /// Takes a buyer's record away.
+    pub(crate) fn forget_record(&self, sale: &str, buyer: &str) {
+        let partition = Partition::new(0).expect("a partition");
+        let sale: SaleId = sale.parse().expect("a sale's id");
+        self.ask(&["HDEL", &Keys::new(&self.prefix).buyers(partition, sale), buyer]);
+    }
+
+    /// Asks Redis something that must change one thing.
+    fn ask(&self, words: &[&str]) {
+        let client = redis::Client::open(RedisServer::shared().url()).expect("a URL of Redis");
+        let mut connection = client.get_connection().expect("Redis answers");
+        let changed: i64 =
+            redis::cmd(words[0]).arg(&words[1..]).query(&mut connection).expect("Redis does it");
+        assert_eq!(changed, 1, "{words:?}");
     }
 
     /// Moves units in Redis by hand, behind the scripts' backs.

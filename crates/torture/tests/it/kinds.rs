@@ -90,15 +90,17 @@ fn a_group_destroyed_under_its_workers_is_made_again() {
 }
 
 #[test]
-fn deleted_entries_are_the_only_orders_that_are_missing() {
+fn deleted_entries_are_the_only_orders_that_are_lost_and_are_settled_as_orders() {
     let round = holds(Kind::EntriesDelete, "flashsale_entries_lost_total");
     assert!(round.outcome.deleted > 0 && round.rise > 0.0, "{:?}", round.outcome);
+    assert!(round.outcome.lost > 0, "{:?}", round.outcome);
 }
 
 #[test]
-fn trimmed_entries_are_the_only_orders_that_are_missing() {
+fn trimmed_entries_are_the_only_orders_that_are_lost_and_are_settled_as_rejected() {
     let round = holds(Kind::StreamTrim, "flashsale_entries_lost_total");
     assert!(round.outcome.deleted > 0 && round.rise > 0.0, "{:?}", round.outcome);
+    assert!(round.outcome.lost > 0, "{:?}", round.outcome);
 }
 
 #[test]
