@@ -15,6 +15,8 @@ mod rebuild;
 mod sales;
 mod settle;
 
+use std::sync::Arc;
+
 use flashsale_domain::{NewSaleError, Partition, SaleId, SaleState};
 use flashsale_storage_redis::{Redis, RedisFault};
 use flashsale_storage_sql::{Database, SqlFault};
@@ -23,7 +25,7 @@ pub use audit::{Audit, Finding, Receipt};
 pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
 pub use ledger::{Ledger, RedisAccount};
 pub use payments::PaymentVerdict;
-pub use rebuild::{Rebuilt, RebuiltSale};
+pub use rebuild::{RebuildStep, RebuildWatch, Rebuilt, RebuiltSale};
 pub use settle::{SettleAs, SettledOrder, Settling};
 
 /// The two stores, and what an operator may do with them.
@@ -31,6 +33,8 @@ pub use settle::{SettleAs, SettledOrder, Settling};
 pub struct Operations {
     redis: Redis,
     database: Database,
+    /// Told where a rebuild stands.
+    watch: Option<Arc<RebuildWatch>>,
 }
 
 /// Why an operation was not done. Nothing is broken; the operator asked for what cannot be.
@@ -177,6 +181,13 @@ impl From<SqlFault> for OperationError {
 impl Operations {
     /// Operations on these two stores.
     pub const fn new(redis: Redis, database: Database) -> Self {
-        Self { redis, database }
+        Self { redis, database, watch: None }
+    }
+
+    /// With somebody who is told where a rebuild stands.
+    #[must_use]
+    pub fn watched_by(mut self, watch: Arc<RebuildWatch>) -> Self {
+        self.watch = Some(watch);
+        self
     }
 }

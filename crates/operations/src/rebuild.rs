@@ -4,14 +4,15 @@
 //! epoch and load what the database knows; open. Load and open carry the fence's token, so that a
 //! rebuilder that woke up late is refused.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, Sale, SaleId, SaleState, UserId};
 use flashsale_storage_redis::{
     DeadLetter, Fence, GateStatus, RebuildLock, Record, RecordItem, SOLD_OUT_LEASE,
 };
-use flashsale_storage_sql::NewEpoch;
+use flashsale_storage_sql::HeldOrder;
 use serde::Serialize;
 use tokio::time::sleep;
 
@@ -26,6 +27,33 @@ const CLOCK_FAULT_MS: u64 = 60_000;
 
 /// How long to wait for workers to apply what is on the stream.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A rebuild that waits says so after this time, and then each time it has passed again.
+const SAY_EVERY: Duration = Duration::from_secs(2);
+
+/// Where a rebuild stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RebuildStep {
+    /// The gate is closed.
+    Fenced,
+    /// Entries are still to be applied by order-workers; told only when that takes a while.
+    Waiting {
+        /// Of which partition.
+        partition: Partition,
+        /// How many; at least so many while Redis does not know.
+        entries: u64,
+    },
+    /// A sale's epoch is raised, and its orders are read.
+    EpochRaised(SaleId),
+    /// A sale is loaded.
+    Loaded(SaleId),
+    /// All is loaded, and the gate is about to be opened.
+    Opening,
+}
+
+/// Told each step; the rebuild goes on when it has returned.
+pub type RebuildWatch =
+    dyn Fn(RebuildStep) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 /// Whether a partition has ever admitted anybody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +142,10 @@ impl Operations {
         used: PartitionUse,
         lock: RebuildLock,
     ) -> Result<Rebuilt, OperationError> {
-        let loaded = self.load_behind_fence(partition, used, &lock).await;
+        let loaded = tokio::select! {
+            loaded = self.load_behind_fence(partition, used) => loaded,
+            never = lock.keep() => match never {},
+        };
         // If this fails it runs out by itself; what counts is what the load came to.
         let _unlocked = lock.unlock().await;
         loaded
@@ -124,29 +155,29 @@ impl Operations {
         &self,
         partition: Partition,
         used: PartitionUse,
-        lock: &RebuildLock,
     ) -> Result<Rebuilt, OperationError> {
         let fence = self.redis.fence(partition).await?;
         let fenced_at = Instant::now();
+        self.tell(RebuildStep::Fenced).await;
         // Where the group is gone, nobody can say what is applied: all that is on the stream counts.
         self.redis.ensure_group(partition).await?;
-        self.wait_until_applied(partition, lock).await?;
+        self.wait_until_applied(&fence, partition).await?;
 
         // Listed after the fence: a sale published meanwhile is in the list or finds the gate closed.
         let sales = self.database.list_sales_of(partition).await?;
         let dead = self.list_dead_orders(partition).await?;
         let mut rebuilt = Rebuilt { partition: partition.number(), sales: Vec::new() };
         for sale in sales.iter().filter(|sale| sale.state != SaleState::Draft) {
-            lock.extend().await?;
-            let epoch = self.raise_epoch(&fence, partition, sale).await?;
-            let loaded = plan_load(&epoch, &dead);
-            self.stamp_dead_letters(partition, &loaded).await?;
+            let (sale, held) = self.raise_epoch(&fence, partition, sale).await?;
+            self.tell(RebuildStep::EpochRaised(sale.id)).await;
+            let loaded = self.plan_load(&fence, sale, held, &dead).await?;
             let (stock, held) = (loaded.stock, loaded.held);
             if !self.redis.load_sale(&fence, &loaded.sale, stock, held, &loaded.records).await? {
                 return Err(Refused::FenceLost(partition).into());
             }
+            self.tell(RebuildStep::Loaded(loaded.sale.id)).await;
             rebuilt.sales.push(RebuiltSale {
-                sale_id: sale.id,
+                sale_id: loaded.sale.id,
                 epoch: loaded.sale.epoch,
                 stock,
                 held,
@@ -162,6 +193,7 @@ impl Operations {
                 self.last_id(&fence, partition, &dead).await?
             }
         };
+        self.tell(RebuildStep::Opening).await;
         if !self.redis.open_gate(fence, last_id).await? {
             return Err(Refused::FenceLost(partition).into());
         }
@@ -180,14 +212,16 @@ impl Operations {
         fence: &Fence,
         partition: Partition,
         sale: &Sale,
-    ) -> Result<NewEpoch, OperationError> {
+    ) -> Result<(Sale, Held), OperationError> {
         let mut from = sale.epoch;
         loop {
             if !self.redis.holds_fence(fence).await? {
                 return Err(Refused::FenceLost(partition).into());
             }
-            if let Some(epoch) = self.database.begin_epoch(sale.id, from).await? {
-                return Ok(epoch);
+            let mut held = Held::default();
+            let begun = self.database.read_new_epoch(sale.id, from, |order| held.add(order));
+            if let Some(sale) = begun.await? {
+                return Ok((sale, held));
             }
             from = self.get_sale(sale.id).await?.epoch;
         }
@@ -215,10 +249,11 @@ impl Operations {
 
     async fn wait_until_applied(
         &self,
+        fence: &Fence,
         partition: Partition,
-        lock: &RebuildLock,
     ) -> Result<(), OperationError> {
         let started = Instant::now();
+        let mut say_at = started + SAY_EVERY;
         loop {
             let waiting = match self.redis.backlog(partition).await? {
                 None => 0,
@@ -228,10 +263,17 @@ impl Operations {
             if waiting == 0 {
                 return Ok(());
             }
+            // Somebody else rebuilds by now, and what is on the stream is no longer ours to wait for.
+            if !self.redis.holds_fence(fence).await? {
+                return Err(Refused::FenceLost(partition).into());
+            }
             if started.elapsed() > DRAIN_TIMEOUT {
                 return Err(Refused::EntriesWaiting { partition, waiting }.into());
             }
-            lock.extend().await?;
+            if Instant::now() >= say_at {
+                say_at += SAY_EVERY;
+                self.tell(RebuildStep::Waiting { partition, entries: waiting }).await;
+            }
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -254,64 +296,78 @@ impl Operations {
         Ok(dead)
     }
 
+    /// What Redis is to hold of a sale: what the database knows, and the dead letters that have no row,
+    /// where a unit and the slot are free.
+    ///
     /// A dead letter that the load holds lives on into the new epoch. One that it does not hold keeps
     /// the epoch that it had: requeued, it would take a unit that Redis gives to somebody else, and so
     /// it is rejected as memory lost.
-    async fn stamp_dead_letters(
+    async fn plan_load(
         &self,
-        partition: Partition,
-        load: &Load<'_>,
-    ) -> Result<(), OperationError> {
-        for &letter in &load.letters {
-            let stamped = DeadLetter { epoch: Some(load.sale.epoch), ..letter.clone() };
-            self.redis.update_dead_letter(partition, &stamped).await?;
+        fence: &Fence,
+        sale: Sale,
+        held: Held,
+        dead: &[(DeadLetter, NewOrder)],
+    ) -> Result<Load, OperationError> {
+        let Held { open: mut held, mut records } = held;
+        let mut stock = sale.stock_left;
+        for (letter, order) in dead.iter().filter(|(_, order)| order.sale_id == sale.id) {
+            let record = records.get(&order.user_id);
+            let takes = |item: &RecordItem| item.open && item.slot == order.slot;
+            if stock < 1 || record.is_some_and(|record| record.items.iter().any(takes)) {
+                continue;
+            }
+            match self.redis.stamp_dead_letter(fence, letter, sale.epoch).await? {
+                None => return Err(Refused::FenceLost(order.id.partition()).into()),
+                // Somebody has dealt with it since it was listed.
+                Some(false) => continue,
+                Some(true) => {}
+            }
+            stock -= 1;
+            held += 1;
+            let record = records.entry(order.user_id.clone()).or_default();
+            record.items.push(RecordItem {
+                entry: order.id.entry(),
+                slot: order.slot,
+                generation: 1,
+                open: true,
+                digest: order.digest.clone(),
+            });
+            record.items.sort_by_key(|item| item.entry);
         }
-        Ok(())
+        Ok(Load { sale, stock, held, records: records.into_iter().collect() })
+    }
+
+    async fn tell(&self, step: RebuildStep) {
+        if let Some(watch) = &self.watch {
+            watch(step).await;
+        }
     }
 }
 
-struct Load<'a> {
+/// A sale's orders as Redis is to know them: gathered while they are read, so that no more of a row is
+/// kept than its record.
+#[derive(Default)]
+struct Held {
+    /// How many are open.
+    open: i64,
+    records: HashMap<UserId, Record>,
+}
+
+impl Held {
+    fn add(&mut self, order: HeldOrder) {
+        let HeldOrder { id, user_id, slot, generation, open, digest } = order;
+        self.open += i64::from(open);
+        let item = RecordItem { entry: id.entry(), slot, generation, open, digest };
+        // Most buyers have one order: a list that grows by itself would have room for four.
+        let record = self.records.entry(user_id);
+        record.or_insert_with(|| Record { items: Vec::with_capacity(1) }).items.push(item);
+    }
+}
+
+struct Load {
     sale: Sale,
     stock: i64,
     held: i64,
     records: Vec<(UserId, Record)>,
-    /// The dead letters whose units are among the held ones.
-    letters: Vec<&'a DeadLetter>,
-}
-
-fn plan_load<'a>(epoch: &NewEpoch, dead: &'a [(DeadLetter, NewOrder)]) -> Load<'a> {
-    let mut records: BTreeMap<UserId, Record> = BTreeMap::new();
-    let mut held = 0;
-    for order in &epoch.orders {
-        held += i64::from(order.open);
-        records.entry(order.user_id.clone()).or_default().items.push(RecordItem {
-            entry: order.id.entry(),
-            slot: order.slot,
-            generation: order.generation,
-            open: order.open,
-            digest: order.digest.clone(),
-        });
-    }
-    let mut stock = epoch.sale.stock_left;
-    let mut letters = Vec::new();
-    for (letter, order) in dead.iter().filter(|(_, order)| order.sale_id == epoch.sale.id) {
-        let record = records.entry(order.user_id.clone()).or_default();
-        let slot_is_free = record.items.iter().all(|item| !item.open || item.slot != order.slot);
-        if stock < 1 || !slot_is_free {
-            continue;
-        }
-        stock -= 1;
-        held += 1;
-        letters.push(letter);
-        record.items.push(RecordItem {
-            entry: order.id.entry(),
-            slot: order.slot,
-            generation: 1,
-            open: true,
-            digest: order.digest.clone(),
-        });
-        record.items.sort_by_key(|item| item.entry);
-    }
-    let records = records.into_iter().collect();
-    Load { sale: epoch.sale.clone(), stock, held, records, letters }
 }

@@ -1,12 +1,13 @@
 //! Watches the gate of every partition, and loads its memory from the database when it is gone or
 //! cannot be trusted: so a Redis that restarted heals without a person.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::{RebuildMode, WorkerSettings};
 use flashsale_domain::{Partition, SaleId, SaleState};
-use flashsale_operations::{OperationError, Operations, Refused};
+use flashsale_operations::{OperationError, Operations, RebuildStep, Refused};
 use flashsale_storage_redis::{GateStatus, Redis};
 use flashsale_storage_sql::Database;
 use futures_util::future::join_all;
@@ -95,7 +96,8 @@ impl Recovery {
             }
             return Ok(());
         }
-        let operations = Operations::new(self.redis.clone(), self.database.clone());
+        let operations = Operations::new(self.redis.clone(), self.database.clone())
+            .watched_by(Arc::new(|step| Box::pin(log_step(step))));
         let recovered = if unload_persists {
             operations.rebuild_partition(partition).await.map(Some)
         } else {
@@ -113,5 +115,11 @@ impl Recovery {
             Err(OperationError::Refused(Refused::RebuildRunning(_))) => Ok(()),
             Err(failure) => Err(failure),
         }
+    }
+}
+
+async fn log_step(step: RebuildStep) {
+    if let RebuildStep::Waiting { partition, entries } = step {
+        info!(%partition, entries, "a rebuild waits for {entries} entries to be applied");
     }
 }

@@ -6,8 +6,8 @@ use flashsale_domain::{EntryId, NewOrder, Partition};
 use serde::{Deserialize, Serialize};
 
 use crate::order_stream::GROUP;
-use crate::scripts::{DEAD_LETTER, UPDATE_DEAD_LETTER};
-use crate::{RawEntry, Redis, RedisFault, Undecodable, decode};
+use crate::scripts::{DEAD_LETTER, STAMP_DEAD_LETTER, UPDATE_DEAD_LETTER};
+use crate::{Fence, RawEntry, Redis, RedisFault, Undecodable, decode};
 
 /// An entry that cannot become a row until somebody looks at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,6 +162,30 @@ impl Redis {
             .invoke_async(&mut connection)
             .await?;
         Ok(updated == 1)
+    }
+
+    /// Gives a dead letter the epoch that a rebuild begins. `None` when the fence is no longer ours or
+    /// the server is another one, false when the letter is gone.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn stamp_dead_letter(
+        &self,
+        fence: &Fence,
+        letter: &DeadLetter,
+        epoch: i64,
+    ) -> Result<Option<bool>, RedisFault> {
+        let stamped = DeadLetter { epoch: Some(epoch), ..letter.clone() };
+        let code: i64 = STAMP_DEAD_LETTER
+            .key(self.keys.gate(fence.partition))
+            .key(self.keys.dead(fence.partition))
+            .arg(&fence.token)
+            .arg(&fence.replid)
+            .arg(letter.entry.id.to_string())
+            .arg(stamped.to_stored())
+            .invoke_async(&mut self.connection().await?)
+            .await?;
+        Ok((code != 0).then_some(code == 1))
     }
 
     /// Removes a dead letter that is settled; false when it was gone already.

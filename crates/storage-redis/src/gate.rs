@@ -106,6 +106,16 @@ impl RebuildLock {
         Ok(extended == 1)
     }
 
+    /// Keeps the lock for as long as this is polled: a rebuild that is alive loses it to nobody,
+    /// however long it takes.
+    pub async fn keep(&self) -> std::convert::Infallible {
+        loop {
+            tokio::time::sleep(REBUILD_LOCK_TTL / 4).await;
+            // When it cannot be asked, or the lock is another's, the fence decides who goes on.
+            let _lost = self.extend().await;
+        }
+    }
+
     /// Gives the lock back.
     ///
     /// # Errors

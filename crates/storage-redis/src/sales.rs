@@ -42,9 +42,9 @@ pub struct LoadedSale {
 /// A closed gate, and the right to load and open it again.
 #[derive(Debug)]
 pub struct Fence {
-    partition: Partition,
-    token: String,
-    replid: String,
+    pub(crate) partition: Partition,
+    pub(crate) token: String,
+    pub(crate) replid: String,
     /// The server's clock at the fence: milliseconds since the Unix epoch.
     pub now_ms: i64,
     /// The last id that the stream gave out.

@@ -33,6 +33,7 @@ script!(SET_SALE_STATE = "lib/gate.lua", "set_sale_state.lua");
 script!(READ_SALE = "lib/gate.lua", "lib/order_id.lua", "lib/reply.lua", "read_sale.lua");
 script!(DEAD_LETTER = "dead_letter.lua");
 script!(UPDATE_DEAD_LETTER = "update_dead_letter.lua");
+script!(STAMP_DEAD_LETTER = "lib/gate.lua", "stamp_dead_letter.lua");
 script!(TRIM_ACKED = "lib/order_id.lua", "lib/reply.lua", "trim_acked.lua");
 script!(
     OLDEST_UNAPPLIED = "lib/gate.lua",

@@ -5,12 +5,13 @@ use flashsale_domain::{
 };
 use sea_orm::sea_query::{Expr, ExprTrait as _, Func, Query};
 use sea_orm::{
-    ColumnTrait as _, ConnectionTrait as _, EntityTrait as _, QueryFilter as _, QueryOrder as _,
+    ColumnTrait as _, ConnectionTrait as _, DatabaseTransaction, EntityTrait as _,
+    QueryFilter as _, QueryOrder as _, QuerySelect as _,
 };
 
 use crate::adjustments::absorb_growth;
 use crate::entities::{order, sale};
-use crate::{Database, SqlFault, StoredOrder};
+use crate::{Database, SqlFault};
 
 /// A sale at the beginning of a new epoch.
 #[derive(Debug)]
@@ -38,58 +39,39 @@ pub struct HeldOrder {
     pub digest: Option<IdempotencyDigest>,
 }
 
+/// Orders read at a time.
+const PAGE: u64 = 10_000;
+
 impl Database {
-    /// Raises a sale's epoch above `from` and reads its orders, in one transaction: what a worker
-    /// commits afterwards for the old epoch is no longer taken. `None` when there is no such sale, or
-    /// its epoch is another one by now: somebody else rebuilds it.
+    /// As [`Database::read_new_epoch`], with all orders in one list.
     ///
     /// # Errors
     /// When the database refuses or cannot be asked.
     pub async fn begin_epoch(&self, id: SaleId, from: i64) -> Result<Option<NewEpoch>, SqlFault> {
+        let mut orders = Vec::new();
+        let sale = self.read_new_epoch(id, from, |order| orders.push(order)).await?;
+        Ok(sale.map(|sale| NewEpoch { sale, orders }))
+    }
+
+    /// Raises a sale's epoch above `from` and reads its orders, in one transaction: what a worker
+    /// commits afterwards for the old epoch is no longer taken. `None` when there is no such sale, or
+    /// its epoch is another one by now: somebody else rebuilds it.
+    ///
+    /// `take` gets the orders one by one, oldest first, so that nobody has to hold them all as rows;
+    /// what it got does not count when this fails. Until the end the sale's row is locked: whatever
+    /// moves a unit waits, so that the pages are of one moment.
+    ///
+    /// # Errors
+    /// When the database refuses or cannot be asked.
+    pub async fn read_new_epoch(
+        &self,
+        id: SaleId,
+        from: i64,
+        take: impl FnMut(HeldOrder) + Send,
+    ) -> Result<Option<Sale>, SqlFault> {
         let transaction = self.begin_write().await?;
-        let raise = Query::update()
-            .table(sale::Entity)
-            .value(sale::Column::Epoch, Expr::col(sale::Column::Epoch).add(1))
-            .and_where(Expr::col(sale::Column::Id).eq(id.as_i64()))
-            .and_where(Expr::col(sale::Column::Epoch).eq(from))
-            .to_owned();
-        if transaction.execute(&raise).await?.rows_affected() == 0 {
-            transaction.rollback().await?;
-            return Ok(None);
-        }
-        let Some(row) = sale::Entity::find_by_id(id.as_i64()).one(&transaction).await? else {
-            transaction.rollback().await?;
-            return Ok(None);
-        };
-        absorb_growth(&transaction, id).await?;
-        // An order lost with Redis's memory leaves its key free again. Without `is_null`, a rejected
-        // row that has no reason would be neither lost nor kept.
-        let kept = order::Column::State
-            .ne(OrderState::Rejected.as_str())
-            .or(order::Column::Reason.is_null())
-            .or(order::Column::Reason.ne(RejectReason::MemoryLost.as_str()));
-        let rows = order::Entity::find()
-            .filter(order::Column::SaleId.eq(id.as_i64()))
-            .filter(kept)
-            .order_by_asc(order::Column::Id)
-            .all(&transaction)
-            .await?;
-        transaction.commit().await?;
-        let orders = rows
-            .into_iter()
-            .map(|row| {
-                let stored = StoredOrder::try_from(row)?;
-                Ok(HeldOrder {
-                    id: stored.order.id,
-                    open: stored.order.state.is_open(),
-                    user_id: stored.order.user_id,
-                    slot: stored.slot,
-                    generation: stored.generation,
-                    digest: stored.digest,
-                })
-            })
-            .collect::<Result<_, SqlFault>>()?;
-        Ok(Some(NewEpoch { sale: row.try_into()?, orders }))
+        let begun = raise_and_read(&transaction, id, from, take).await;
+        Self::end(transaction, begun).await
     }
 
     /// The highest id of an order of a partition's sales.
@@ -117,4 +99,80 @@ impl Database {
         };
         Ok(last.and_then(OrderId::from_i64))
     }
+}
+
+async fn raise_and_read(
+    transaction: &DatabaseTransaction,
+    id: SaleId,
+    from: i64,
+    mut take: impl FnMut(HeldOrder) + Send,
+) -> Result<Option<Sale>, SqlFault> {
+    let raise = Query::update()
+        .table(sale::Entity)
+        .value(sale::Column::Epoch, Expr::col(sale::Column::Epoch).add(1))
+        .and_where(Expr::col(sale::Column::Id).eq(id.as_i64()))
+        .and_where(Expr::col(sale::Column::Epoch).eq(from))
+        .to_owned();
+    if transaction.execute(&raise).await?.rows_affected() == 0 {
+        return Ok(None);
+    }
+    let Some(row) = sale::Entity::find_by_id(id.as_i64()).one(transaction).await? else {
+        return Ok(None);
+    };
+    absorb_growth(transaction, id).await?;
+    // An order lost with Redis's memory leaves its key free again. Without `is_null`, a rejected
+    // row that has no reason would be neither lost nor kept.
+    let kept = order::Column::State
+        .ne(OrderState::Rejected.as_str())
+        .or(order::Column::Reason.is_null())
+        .or(order::Column::Reason.ne(RejectReason::MemoryLost.as_str()));
+    let mut after = 0;
+    loop {
+        let page: Vec<HeldRow> = order::Entity::find()
+            .select_only()
+            .columns([
+                order::Column::Id,
+                order::Column::UserId,
+                order::Column::Slot,
+                order::Column::Generation,
+                order::Column::State,
+                order::Column::Digest,
+            ])
+            .filter(order::Column::SaleId.eq(id.as_i64()))
+            .filter(order::Column::Id.gt(after))
+            .filter(kept.clone())
+            .order_by_asc(order::Column::Id)
+            .limit(PAGE)
+            .into_tuple()
+            .all(transaction)
+            .await?;
+        let is_last = u64::try_from(page.len()).is_ok_and(|rows| rows < PAGE);
+        for row in page {
+            after = row.0;
+            take(held_order(row)?);
+        }
+        if is_last {
+            return Ok(Some(row.try_into()?));
+        }
+    }
+}
+
+/// Id, buyer, slot, generation, state, digest.
+type HeldRow = (i64, String, i32, i32, String, Option<String>);
+
+fn held_order(row: HeldRow) -> Result<HeldOrder, SqlFault> {
+    let (id, user_id, slot, generation, state, digest) = row;
+    let bad = |column| SqlFault::row("orders", id, column);
+    let state: OrderState = state.parse().map_err(|_| bad("state"))?;
+    Ok(HeldOrder {
+        id: OrderId::from_i64(id).ok_or_else(|| bad("id"))?,
+        user_id: UserId::new(user_id).map_err(|_| bad("user_id"))?,
+        slot: slot.try_into().map_err(|_| bad("slot"))?,
+        generation: generation.try_into().map_err(|_| bad("generation"))?,
+        open: state.is_open(),
+        digest: match digest {
+            None => None,
+            Some(text) => Some(IdempotencyDigest::from_stored(&text).ok_or_else(|| bad("digest"))?),
+        },
+    })
 }

@@ -10,5 +10,6 @@ mod life;
 mod moving_units;
 mod payments;
 mod rebuild;
+mod rebuild_under_fire;
 mod settle;
 mod support;

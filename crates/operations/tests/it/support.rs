@@ -6,7 +6,7 @@ use std::time::Duration;
 use flashsale_bootstrap::Settings;
 use flashsale_domain::{
     Admission, AdmissionRequest, IdempotencyKey, NewSale, OrderId, Partition, Price, Refusal, Sale,
-    SaleMode, UserId, Window,
+    SaleId, SaleMode, UserId, Window,
 };
 use flashsale_operations::{Audit, Finding, Ledger, OperationError, Operations, Refused, connect};
 use flashsale_order_worker::{Processed, Processor};
@@ -275,7 +275,8 @@ impl Stand {
     pub(crate) async fn refuse_poison(&self) {
         let sql = match self.sql.get_database_backend() {
             sea_orm::DbBackend::Postgres => {
-                "ALTER TABLE orders ADD CONSTRAINT no_poison CHECK (user_id NOT LIKE 'poison%')"
+                "ALTER TABLE orders ADD CONSTRAINT no_poison \
+                 CHECK (user_id NOT LIKE 'poison%') NOT VALID"
             }
             _ => {
                 "CREATE TRIGGER no_poison BEFORE INSERT ON orders \
@@ -301,6 +302,29 @@ impl Stand {
             "INSERT INTO orders (id, sale_id, user_id, slot, epoch, state, price_amount, \
              price_currency, committed_ms) \
              VALUES ({id}, {sale}, '{user}', 1, {epoch}, '{state}', 9900, 'CNY', 1)"
+        ))
+        .await;
+    }
+
+    /// As many open rows at once, of the buyers `many-1` and on, with ids from `first` on.
+    pub(crate) async fn insert_orders(&self, sale: SaleId, epoch: i64, first: i64, count: i64) {
+        let last = count - 1;
+        let (before, numbers) = match self.sql.get_database_backend() {
+            sea_orm::DbBackend::Postgres => {
+                (String::new(), format!("generate_series(0::bigint, {last}) AS numbers (n)"))
+            }
+            _ => {
+                let more = format!("SELECT n + 1 FROM numbers WHERE n < {last}");
+                let numbers = format!("WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL {more}) ");
+                (numbers, "numbers".to_owned())
+            }
+        };
+        // Sixteen a millisecond: below it lie 22 bits.
+        self.execute(&format!(
+            "{before}INSERT INTO orders (id, sale_id, user_id, slot, epoch, state, price_amount, \
+             price_currency, committed_ms) \
+             SELECT {first} + n / 16 * 4194304 + n % 16, {sale}, 'many-' || (n + 1), 1, {epoch}, \
+             'awaiting_payment', 9900, 'CNY', 1 FROM {numbers}"
         ))
         .await;
     }

@@ -1,7 +1,11 @@
 //! `salectl rebuild`.
 
+use std::io::Write as _;
+use std::sync::Arc;
+
 use flashsale_bootstrap::Settings;
 use flashsale_domain::SaleId;
+use flashsale_operations::RebuildStep;
 
 use crate::Verdict;
 use crate::failure::Failure;
@@ -18,6 +22,7 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<Verdict, Failure> {
     let operations = super::operations(settings).await?;
+    let operations = operations.watched_by(Arc::new(|step| Box::pin(say(step))));
     let rebuilt = operations.rebuild_sale(sale).await?;
     output.print(&rebuilt, || {
         let mut rows = vec![["sale", "epoch", "for sale", "held"].map(str::to_owned).to_vec()];
@@ -32,4 +37,12 @@ pub(crate) async fn run(
         format!("partition {} is rebuilt and open\n{}", rebuilt.partition, columns(&rows))
     })?;
     Ok(Verdict::Good)
+}
+
+/// Says on standard error what is waited for.
+async fn say(step: RebuildStep) {
+    if let RebuildStep::Waiting { entries, .. } = step {
+        let _reader_gone =
+            writeln!(std::io::stderr(), "salectl: waiting for {entries} entries to be applied");
+    }
 }

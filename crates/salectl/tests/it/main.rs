@@ -4,5 +4,6 @@ mod after_the_order;
 mod commands;
 mod databases;
 mod dead;
+mod rebuild;
 mod settle;
 mod stand;

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use flashsale_bootstrap::Settings;
-use flashsale_domain::{AdmissionRequest, Partition, SaleId, UserId};
+use flashsale_domain::{AdmissionRequest, OrderId, Partition, SaleId, UserId};
 use flashsale_operations::connect;
 use flashsale_storage_redis::Keys;
 use flashsale_test_support::{PostgresServer, RedisServer, TempDir, temp_dir, unique};
@@ -68,24 +68,28 @@ impl Stand {
         path.to_str().expect("is UTF-8").to_owned()
     }
 
-    /// Calls the program.
-    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+    /// The program with these arguments, ready to be called.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_salectl"));
         for (key, _) in std::env::vars_os() {
             if key.to_string_lossy().starts_with("FLASHSALE") {
                 command.env_remove(key);
             }
         }
-        let output: Output = command
+        command
             .args(arguments)
             .env("FLASHSALE__REDIS__URL", RedisServer::shared().url())
             .env("FLASHSALE__REDIS__PREFIX", &self.prefix)
             .env("FLASHSALE__DATABASE__URL", &self.database_url)
             .env("FLASHSALE__AUTH__JWT_SECRET", SECRET)
             .envs(self.more.iter().cloned())
-            .current_dir(self.directory.path())
-            .output()
-            .expect("the program starts");
+            .current_dir(self.directory.path());
+        command
+    }
+
+    /// Calls the program.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+        let output: Output = self.command(arguments).output().expect("the program starts");
         Ran {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).expect("is UTF-8"),
@@ -136,8 +140,8 @@ impl Stand {
             .expect("the hash takes it");
     }
 
-    /// Admits a buyer as the gateway does, and takes the entry from the stream; the order's id.
-    pub(crate) fn admit_without_entry(&self, sale: &str, buyer: &str) -> String {
+    /// Admits a buyer as the gateway does; the order's id.
+    pub(crate) fn admit(&self, sale: &str, buyer: &str) -> OrderId {
         let partition = Partition::new(0).expect("a partition");
         let sale: SaleId = sale.parse().expect("a sale's id");
         let user_id = UserId::new(buyer).expect("a buyer's id");
@@ -154,8 +158,13 @@ impl Stand {
             let press = [AdmissionRequest { user_id, digest: None }];
             connection.admit(partition, sale, &press).await.expect("answered").outcomes
         });
-        let order_id = admitted[0].as_ref().expect("admitted").order_id;
-        let key = Keys::new(&self.prefix).orders(partition);
+        admitted[0].as_ref().expect("admitted").order_id
+    }
+
+    /// The same, and takes the entry from the stream.
+    pub(crate) fn admit_without_entry(&self, sale: &str, buyer: &str) -> String {
+        let order_id = self.admit(sale, buyer);
+        let key = Keys::new(&self.prefix).orders(order_id.partition());
         self.ask(&["XDEL", &key, &order_id.entry().to_string()]);
         order_id.to_string()
     }
