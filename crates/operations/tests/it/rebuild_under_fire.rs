@@ -384,10 +384,17 @@ on_both!(a_great_many_open_orders_are_loaded, async |stand: Stand| {
     let taken = format!("UPDATE sales SET stock_left = stock_left - {orders} WHERE id = {id}");
     stand.execute(&taken).await;
     let started = Instant::now();
-    stand.rebuild().await;
+    let steps: Arc<Mutex<Vec<_>>> = Arc::default();
+    let log = Arc::clone(&steps);
+    let operations = stand.operations.clone().watched_by(Arc::new(move |step| {
+        log.lock().expect("no panic").push((step, started.elapsed()));
+        Box::pin(async {})
+    }));
+    operations.rebuild_partition(only()).await.expect("rebuilt");
     let took = started.elapsed();
     if orders > 100_000 {
-        println!("{orders} orders were loaded in {took:?}; {}", peak_memory());
+        let steps = steps.lock().expect("no panic");
+        println!("{orders} orders in {took:?}: {steps:?}; {}", peak_memory());
     }
     assert_eq!(stand.units(&sale).await, [9, orders + 1, sale.epoch + 1]);
     let records: i64 = stand.ask(&["HLEN", &stand.keys.buyers(only(), sale.id)]).await;
