@@ -4,8 +4,9 @@ use flashsale_domain::{NewOrder, OrderId, OrderState, RejectReason, Sale};
 use flashsale_operations::{Receipt, Refused, SettleAs, SettledOrder, Settling};
 use flashsale_storage_redis::Released;
 use flashsale_storage_sql::Commit;
+use flashsale_test_support::{RedisServer, eventually};
 
-use crate::support::{Stand, neighbour, on_both, only, press, refused, user_id};
+use crate::support::{SOON, Stand, neighbour, on_both, only, press, refused, user_id};
 
 const ACTOR: &str = "operator-1";
 
@@ -159,33 +160,59 @@ on_both!(an_entry_that_was_only_late_is_one_row, async |stand: Stand| {
     }
 });
 
-on_both!(a_worker_that_is_faster_leaves_the_operator_nothing_to_do, async |stand: Stand| {
+/// The worker comes back between the operator's two readings.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_faster_leaves_the_operator_nothing_to_do() {
+    // A server of its own, because its commands are counted.
+    let server = tokio::task::block_in_place(RedisServer::start);
+    let stand = Stand::on_redis(&server).await;
     let sale = stand.publish(20).await;
     let ids = stand.admit(&sale, "buyer", 1).await;
     let in_hand = stand.read(10).await;
     stand.take_entry(ids[0]).await;
-    // The worker comes back between the operator's two readings.
+    let gets = async || {
+        let stats: String = stand.ask(&["INFO", "commandstats"]).await;
+        let of_hget =
+            stats.split("cmdstat_hget:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        of_hget.map_or(0, |calls| calls.parse::<u64>().expect("a number"))
+    };
+    let before = gets().await;
     let settling = all(SettleAs::Rejected);
-    let (settled, processed) = tokio::join!(stand.settle(&sale, &settling), stand.process(in_hand));
+    let work = async {
+        // The dead letter, and at the end of the reading the id of the last rebuild.
+        eventually(SOON, "the first reading", async || gets().await >= before + 2).await;
+        stand.process(in_hand).await
+    };
+    let (settled, processed) = tokio::join!(stand.settle(&sale, &settling), work);
     assert_eq!(processed.done, 1);
     assert_eq!(settled.len(), 0, "{settled:?}");
     assert_eq!(stand.state_of(ids[0]).await, (OrderState::AwaitingPayment, None));
-    // Or after them.
-    let order = NewOrder {
-        id: ids[0],
-        sale_id: sale.id,
-        user_id: user_id("buyer-0"),
-        slot: 1,
-        epoch: sale.epoch,
-        digest: press("buyer-0").digest,
-    };
-    for rejected in [None, Some(RejectReason::EntryLost)] {
-        let commit = stand.database.settle_order(&order, rejected, ACTOR, "late").await;
-        assert_eq!(commit.expect("answered"), Commit::Redelivered);
-    }
-    assert_eq!(stand.relay().await, []);
     stand.assert_clean(&sale).await;
-});
+}
+
+on_both!(
+    a_worker_that_is_faster_than_the_last_look_stays_the_one_who_wrote_it,
+    async |stand: Stand| {
+        let sale = stand.publish(20).await;
+        let id = stand.admit(&sale, "buyer", 1).await[0];
+        assert_eq!(stand.work().await.done, 1);
+        let order = NewOrder {
+            id,
+            sale_id: sale.id,
+            user_id: user_id("buyer-0"),
+            slot: 1,
+            epoch: sale.epoch,
+            digest: press("buyer-0").digest,
+        };
+        for rejected in [None, Some(RejectReason::EntryLost)] {
+            let commit = stand.database.settle_order(&order, rejected, ACTOR, "late").await;
+            assert_eq!(commit.expect("answered"), Commit::Redelivered);
+        }
+        assert_eq!(stand.state_of(id).await, (OrderState::AwaitingPayment, None));
+        assert_eq!(stand.relay().await, []);
+        stand.assert_clean(&sale).await;
+    }
+);
 
 on_both!(two_operators_at_once_come_to_one_end, async |stand: Stand| {
     let sale = stand.publish(20).await;
