@@ -141,6 +141,7 @@ for i = 4, #ARGV, 3 do
 end
 if admitted > 0 then
   redis.call('HSET', KEYS[2], 'stock', stock, 'held', held)
+  redis.call('HINCRBY', KEYS[2], 'admitted', admitted)
   redis.call('HSET', KEYS[1], 'last_ms', format_id(last_ms, 0):match('^%d+'), 'last_seq', last_seq)
 elseif yes and ARGV[3] == '1' then
   -- WAIT asks how far the replicas are with what *its* connection wrote last. The order that is

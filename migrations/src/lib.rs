@@ -13,6 +13,7 @@ mod m20261130_000006_add_settlement_to_orders;
 mod m20261130_000007_create_payments;
 mod m20261130_000008_create_adjustments;
 mod m20261130_000009_create_events;
+mod m20261130_000010_create_answers;
 
 /// Every migration, oldest first.
 pub struct Migrator;
@@ -30,6 +31,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261130_000007_create_payments::Migration),
             Box::new(m20261130_000008_create_adjustments::Migration),
             Box::new(m20261130_000009_create_events::Migration),
+            Box::new(m20261130_000010_create_answers::Migration),
         ]
     }
 }

@@ -185,6 +185,8 @@ pub struct WorkerSettings {
     pub drain_deadline: Duration,
     /// How often finished orders are removed from the stream.
     pub trim_interval: Duration,
+    /// How often the ledgers of live sales are read, by one worker a partition.
+    pub ledger_interval: Duration,
     /// How old a waiting order may become before more workers are asked for.
     pub target_lag: Duration,
     /// Who loads a partition's memory when Redis has lost it.
@@ -385,6 +387,7 @@ impl Settings {
                 max_deliveries: from.integer("worker.max_deliveries", 1..=100),
                 drain_deadline: from.duration("worker.drain_deadline", secs(0)..=secs(600)),
                 trim_interval: from.duration("worker.trim_interval", millis(100)..=secs(3600)),
+                ledger_interval: from.duration("worker.ledger_interval", millis(100)..=secs(3600)),
                 target_lag: from.duration("worker.target_lag", millis(100)..=secs(3600)),
                 rebuild: from.parsed(
                     "worker.rebuild",

@@ -18,8 +18,8 @@ pub use idempotency::{IdempotencyDigest, IdempotencyKey, IdempotencyKeyError};
 pub use money::{Currency, CurrencyError, Price};
 pub use order::{NewOrder, Order, OrderState, RejectReason, UnknownOrderState};
 pub use order_id::{
-    DIRECT_PARTITION, EntryId, EntryIdError, ID_EPOCH_MS, OrderId, OrderIdError, PARTITION_MAX,
-    Partition, SEQ_MAX,
+    DIRECT_PARTITION, EntryId, EntryIdError, ID_EPOCH_MS, ID_MS_SHIFT, OrderId, OrderIdError,
+    PARTITION_MAX, Partition, SEQ_MAX,
 };
 pub use payment::{NewPayment, PaymentOutcome, UnknownPaymentOutcome};
 pub use sale::{

@@ -22,6 +22,9 @@ const MS_BITS: u32 = 41;
 const PARTITION_BITS: u32 = 10;
 const SEQ_BITS: u32 = 12;
 
+/// Below an id's milliseconds lie so many bits.
+pub const ID_MS_SHIFT: u32 = PARTITION_BITS + SEQ_BITS;
+
 /// The last millisecond since [`ID_EPOCH_MS`] that fits: 2^41 − 1, in September 2093.
 const MS_MAX: u64 = (1 << MS_BITS) - 1;
 /// The largest partition number: 1,023.
@@ -124,8 +127,7 @@ impl OrderId {
         if entry.seq > SEQ_MAX {
             return Err(OrderIdError::SequenceOutOfRange(entry.seq));
         }
-        let bits =
-            (ms << (PARTITION_BITS + SEQ_BITS)) | (u64::from(partition.0) << SEQ_BITS) | entry.seq;
+        let bits = (ms << ID_MS_SHIFT) | (u64::from(partition.0) << SEQ_BITS) | entry.seq;
         let id = i64::try_from(bits).expect("41 + 10 + 12 = 63 bits fit a signed 64-bit number");
         if id == 0 { Err(OrderIdError::NotAnId) } else { Ok(Self(id)) }
     }

@@ -8,7 +8,8 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::{ConnectionType, KeepAlive};
 use actix_web::middleware::{Next, from_fn};
-use actix_web::{App, HttpServer, web};
+use actix_web::web::{self, ServiceConfig};
+use actix_web::{App, HttpServer};
 use anyhow::Context as _;
 use flashsale_bootstrap::telemetry::PrometheusHandle;
 use flashsale_bootstrap::{AdminServer, Readiness, Settings, Shutdown};
@@ -20,12 +21,14 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::admission_queue::AdmissionQueue;
+use crate::answer_counts::AnswerCounts;
 use crate::auth::TokenVerifier;
 use crate::catalogue::{CHECK_CATALOGUE, CHECK_REDIS, Catalogue, CatalogueFollower};
 use crate::direct::DirectOrders;
 use crate::followers::{Followers, FollowersFeed};
 use crate::leases::Leases;
 use crate::newest_sales::NewestSales;
+use crate::operators::{self, OperatorsState};
 use crate::problem;
 use crate::receipts::Receipts;
 use crate::routes;
@@ -43,12 +46,13 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// What the routes need besides the admission queue, which each worker thread has its own of.
 pub(crate) struct State {
-    pub(crate) verifier: TokenVerifier,
+    pub(crate) verifier: Arc<TokenVerifier>,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) newest_sales: NewestSales,
     pub(crate) receipts: Receipts,
     pub(crate) direct: DirectOrders,
     pub(crate) leases: Arc<Leases>,
+    pub(crate) answers: Arc<AnswerCounts>,
     pub(crate) followers: Arc<Followers>,
     pub(crate) operations: Operations,
     /// What the payment provider signs with.
@@ -68,7 +72,7 @@ pub struct Gateway {
     settings: Settings,
     redis: Redis,
     database: Database,
-    verifier: TokenVerifier,
+    verifier: Arc<TokenVerifier>,
     listener: TcpListener,
     readiness: Readiness,
     admin: AdminServer,
@@ -84,7 +88,7 @@ impl Gateway {
         for warning in settings.warnings() {
             warn!("{warning}");
         }
-        let verifier = TokenVerifier::new(&settings.auth)?;
+        let verifier = Arc::new(TokenVerifier::new(&settings.auth)?);
         let redis = connect::redis(settings)?;
         let database = connect::migrated_database(settings).await?;
         let readiness = Readiness::new();
@@ -93,7 +97,12 @@ impl Gateway {
         }
         let listener = TcpListener::bind(settings.http.listen)
             .with_context(|| format!("http.listen {} cannot be bound", settings.http.listen))?;
-        let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, |_| ())?;
+        let operators = web::Data::new(OperatorsState {
+            verifier: Arc::clone(&verifier),
+            operations: Operations::new(redis.clone(), database.clone()),
+        });
+        let routes = move |config: &mut ServiceConfig| operators::configure(config, &operators);
+        let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, routes)?;
         let settings = settings.clone();
         Ok(Self { settings, redis, database, verifier, listener, readiness, admin })
     }
@@ -135,6 +144,9 @@ impl Gateway {
         let follower = tokio::spawn(follower.run(after_drain.clone()));
         let looker = tokio::spawn(looker.run(after_drain.clone()));
         let leases = Arc::new(Leases::new(self.redis.clone()));
+        let answers = Arc::new(AnswerCounts::default());
+        let adding = Arc::clone(&answers).keep_adding(self.database.clone(), after_drain.clone());
+        let adding = tokio::spawn(adding);
         let followers = Arc::new(Followers::default());
         let feed =
             FollowersFeed::new(Arc::clone(&followers), self.redis.clone(), self.database.clone());
@@ -162,6 +174,7 @@ impl Gateway {
                 settings: self.settings.direct.clone(),
             },
             leases: Arc::clone(&leases),
+            answers,
             followers,
             operations: Operations::new(self.redis.clone(), self.database.clone()),
             payment_secrets: self.settings.payment.webhook_secret.clone(),
@@ -214,6 +227,7 @@ impl Gateway {
         follower.await.context("the catalogue ended badly")?;
         looker.await.context("the look for new sales ended badly")?;
         feed.await.context("the followers' feed ended badly")?;
+        adding.await.context("the counts of answers ended badly")?;
         admin.await.context("the admin listener ended badly")??;
         match timeout(CLOSE_WITHIN, self.database.close()).await {
             Ok(closed) => closed?,

@@ -18,6 +18,9 @@ use crate::app::State;
 use crate::headers::at_most_one;
 use crate::problem::Problem;
 
+/// What opens the operators' API.
+const OPERATOR_ROLE: &str = "admin";
+
 const AUTHORIZATION: &str = "Authorization";
 const TOKEN_LEFT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -33,6 +36,8 @@ struct Claims {
     sub: String,
     /// Seconds since the Unix epoch.
     exp: f64,
+    #[serde(default)]
+    role: Option<String>,
 }
 
 impl TokenVerifier {
@@ -67,6 +72,25 @@ impl TokenVerifier {
     }
 
     fn verify(&self, request: &HttpRequest) -> Result<Buyer, Problem> {
+        let (user_id, claims) = self.read_token(request)?;
+        let now_s = Duration::from_millis(u64::try_from(clock::now_ms()).unwrap_or(0));
+        let left = Duration::try_from_secs_f64(claims.exp - now_s.as_secs_f64());
+        // A token that is good for longer than a stream lasts may as well be good for a year.
+        let left = left.unwrap_or(Duration::ZERO).min(TOKEN_LEFT_MAX) + self.leeway;
+        Ok(Buyer { user_id, expires_at: Instant::now() + left })
+    }
+
+    /// The operator who sent the request.
+    pub(crate) fn verify_operator(&self, request: &HttpRequest) -> Result<UserId, Problem> {
+        let (user_id, claims) = self.read_token(request)?;
+        if claims.role.as_deref() == Some(OPERATOR_ROLE) {
+            Ok(user_id)
+        } else {
+            Err(Problem::Forbidden)
+        }
+    }
+
+    fn read_token(&self, request: &HttpRequest) -> Result<(UserId, Claims), Problem> {
         let header = at_most_one(request, AUTHORIZATION)?
             .ok_or(Problem::Unauthorized("send Authorization: Bearer <token>"))?;
         let malformed = Problem::Unauthorized("the Authorization header is not Bearer <token>");
@@ -84,16 +108,13 @@ impl TokenVerifier {
                     _ => "the token is not valid",
                 })
             })?;
-        let user_id = UserId::new(token.claims.sub).map_err(|_| {
+        let mut claims = token.claims;
+        let user_id = UserId::new(std::mem::take(&mut claims.sub)).map_err(|_| {
             Problem::Unauthorized(
                 "the token's sub is not 1 to 128 bytes without control characters",
             )
         })?;
-        let now_s = Duration::from_millis(u64::try_from(clock::now_ms()).unwrap_or(0));
-        let left = Duration::try_from_secs_f64(token.claims.exp - now_s.as_secs_f64());
-        // A token that is good for longer than a stream lasts may as well be good for a year.
-        let left = left.unwrap_or(Duration::ZERO).min(TOKEN_LEFT_MAX) + self.leeway;
-        Ok(Buyer { user_id, expires_at: Instant::now() + left })
+        Ok((user_id, claims))
     }
 }
 

@@ -4,6 +4,7 @@
 //! read: the sale comes from the `catalogue`, the buyer from the token.
 
 mod admission_queue;
+mod answer_counts;
 mod app;
 mod auth;
 mod catalogue;
@@ -13,6 +14,7 @@ mod headers;
 mod leases;
 mod newest_sales;
 mod openapi;
+mod operators;
 mod problem;
 mod receipts;
 mod routes;

@@ -44,6 +44,8 @@ pub(crate) enum Problem {
     InvalidRequest(String),
     /// No token, or one that is not valid.
     Unauthorized(&'static str),
+    /// A good token without the role that this needs.
+    Forbidden,
     /// No such sale for buyers.
     SaleNotFound,
     /// No such order for this buyer.
@@ -126,6 +128,9 @@ impl Problem {
             Self::Paused => (StatusCode::CONFLICT, "paused", "The sale is paused", "活动已暂停"),
             Self::InvalidRequest(_) => {
                 (StatusCode::BAD_REQUEST, "invalid-request", "The request is not valid", "请求无效")
+            }
+            Self::Forbidden => {
+                (StatusCode::FORBIDDEN, "forbidden", "You may not do this", "您没有权限执行此操作")
             }
             Self::Unauthorized(_) => {
                 (StatusCode::UNAUTHORIZED, "unauthorized", "Please sign in", "请先登录")
@@ -220,6 +225,7 @@ impl Problem {
         match self {
             Self::InvalidRequest(detail) => Some(detail.clone()),
             Self::Unauthorized(detail) => Some((*detail).to_owned()),
+            Self::Forbidden => Some("the token needs the role admin".to_owned()),
             Self::BadSignature(detail) => Some(detail.clone()),
             Self::NotCancellable(state) => Some(format!(
                 "the order is {state}; only one that is awaiting_payment can be cancelled"

@@ -12,6 +12,7 @@ mod dead;
 mod ledger;
 mod payments;
 mod rebuild;
+mod report;
 mod sales;
 mod settle;
 
@@ -26,6 +27,7 @@ pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
 pub use ledger::{Ledger, RedisAccount};
 pub use payments::PaymentVerdict;
 pub use rebuild::{RebuildStep, RebuildWatch, Rebuilt, RebuiltSale};
+pub use report::{CommitLag, NotSold, Proof, Report, Sold};
 pub use settle::{SettleAs, SettledOrder, Settling};
 
 /// The two stores, and what an operator may do with them.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, Sale, SaleId, SaleState, UserId};
 use flashsale_storage_redis::{
-    DeadLetter, Fence, GateStatus, RebuildLock, Record, RecordItem, SOLD_OUT_LEASE,
+    DeadLetter, Fence, GateStatus, Lock, Record, RecordItem, SOLD_OUT_LEASE,
 };
 use flashsale_storage_sql::HeldOrder;
 use serde::Serialize;
@@ -131,7 +131,7 @@ impl Operations {
         self.load_locked(partition, used, lock).await
     }
 
-    async fn lock_rebuild(&self, partition: Partition) -> Result<RebuildLock, OperationError> {
+    async fn lock_rebuild(&self, partition: Partition) -> Result<Lock, OperationError> {
         let lock = self.redis.try_lock_rebuild(partition).await?;
         Ok(lock.ok_or(Refused::RebuildRunning(partition))?)
     }
@@ -140,7 +140,7 @@ impl Operations {
         &self,
         partition: Partition,
         used: PartitionUse,
-        lock: RebuildLock,
+        lock: Lock,
     ) -> Result<Rebuilt, OperationError> {
         let loaded = tokio::select! {
             loaded = self.load_behind_fence(partition, used) => loaded,

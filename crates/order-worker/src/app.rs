@@ -21,6 +21,7 @@ use crate::announce::Announcer;
 use crate::expire::Expiry;
 use crate::hands::{Hands, Heartbeat};
 use crate::housekeeping::{CHECKS, Housekeeping, Progress};
+use crate::ledger_watch::LedgerWatch;
 use crate::process::Processor;
 use crate::reader::{LastPoll, Reader};
 use crate::reclaim::Reclaimer;
@@ -122,6 +123,12 @@ impl OrderWorker {
             progress: progress.clone(),
         };
         let housekeeping = tokio::spawn(housekeeping.run(after_drain.clone()));
+        let ledgers = LedgerWatch {
+            redis: self.redis.clone(),
+            database: self.database.clone(),
+            interval: self.settings.ledger_interval,
+        };
+        let ledgers = tokio::spawn(ledgers.run(shutdown.clone()));
         info!(consumer = %self.consumer, partitions = pipelines.len(), "order-worker is running");
 
         let mut left = 0;
@@ -155,6 +162,7 @@ impl OrderWorker {
         relay.await.context("the relay ended badly")?;
         expiry.await.context("the sweep of overdue orders ended badly")?;
         recovery.await.context("recovery ended badly")?;
+        ledgers.await.context("the watch over the ledgers ended badly")?;
         if let Some(announcer) = announcer {
             announcer.await.context("the announcer ended badly")?;
         }

@@ -15,6 +15,7 @@ mod backoff;
 mod expire;
 mod hands;
 mod housekeeping;
+mod ledger_watch;
 mod process;
 mod reader;
 mod reclaim;

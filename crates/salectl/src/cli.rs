@@ -55,6 +55,16 @@ pub(crate) enum Command {
         sale: SaleId,
     },
 
+    /// Report on a sale: what was sold, what buyers were told, and the proof that nothing was lost
+    ///
+    /// It is final once the sale is closed and every order is decided. Exit code 1 when an order is
+    /// missing or a unit is not where it can be.
+    Report {
+        /// The sale's id
+        #[arg(value_name = "ID")]
+        sale: SaleId,
+    },
+
     /// Check the invariants I1 to I7 of a sale, or of all; exit code 1 when one is broken
     Audit {
         /// The sale's id [default: every sale]

@@ -8,6 +8,7 @@ pub(crate) mod migrate;
 pub(crate) mod pay;
 pub(crate) mod rebuild;
 pub(crate) mod refunds;
+pub(crate) mod report;
 pub(crate) mod sale;
 pub(crate) mod settle;
 pub(crate) mod token;

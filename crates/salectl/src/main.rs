@@ -19,7 +19,7 @@ use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
 use crate::cli::{Cli, Command};
 use crate::commands::{
-    audit, dead, ledger, migrate, pay, rebuild, refunds, sale, settle, token as mint,
+    audit, dead, ledger, migrate, pay, rebuild, refunds, report, sale, settle, token as mint,
 };
 use crate::failure::Failure;
 use crate::output::Output;
@@ -55,6 +55,7 @@ async fn run(command: Command, output: Output) -> Result<Verdict, Failure> {
         Command::Sale { command } => sale::run(command, &settings, output).await,
         Command::Token(args) => mint::run(&args, &settings, output),
         Command::Ledger { sale } => ledger::run(sale, &settings, output).await,
+        Command::Report { sale } => report::run(sale, &settings, output).await,
         Command::Audit { sale, receipts } => {
             audit::run(sale, receipts.as_deref(), &settings, output).await
         }

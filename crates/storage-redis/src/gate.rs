@@ -24,11 +24,12 @@ pub enum GateStatus {
     ClockAhead,
 }
 
-/// The right to rebuild a partition, for a while.
-pub struct RebuildLock {
+/// The right to do something for a partition alone, for a while.
+pub struct Lock {
     redis: Redis,
     key: String,
     token: String,
+    ttl: Duration,
 }
 
 /// How long a rebuilder that dies keeps others out.
@@ -60,20 +61,34 @@ impl Redis {
     ///
     /// # Errors
     /// When Redis cannot be asked.
-    pub async fn try_lock_rebuild(
+    pub async fn try_lock_rebuild(&self, partition: Partition) -> Result<Option<Lock>, RedisFault> {
+        self.try_lock(self.keys.rebuild_lock(partition), REBUILD_LOCK_TTL).await
+    }
+
+    /// Takes the right to watch a partition's ledgers for `ttl` if nobody has it: one worker's readings
+    /// are enough.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn try_lock_ledger(
         &self,
         partition: Partition,
-    ) -> Result<Option<RebuildLock>, RedisFault> {
-        let (key, token) = (self.keys.rebuild_lock(partition), random_token());
+        ttl: Duration,
+    ) -> Result<Option<Lock>, RedisFault> {
+        self.try_lock(self.keys.ledger_lock(partition), ttl).await
+    }
+
+    async fn try_lock(&self, key: String, ttl: Duration) -> Result<Option<Lock>, RedisFault> {
+        let token = random_token();
         let taken: Option<String> = redis::cmd("SET")
             .arg(&key)
             .arg(&token)
             .arg("NX")
             .arg("PX")
-            .arg(millis(REBUILD_LOCK_TTL))
+            .arg(millis(ttl))
             .query_async(&mut self.connection().await?)
             .await?;
-        Ok(taken.map(|_| RebuildLock { redis: self.clone(), key, token }))
+        Ok(taken.map(|_| Lock { redis: self.clone(), key, token, ttl }))
     }
 
     /// What Redis does when its memory is full, such as `noeviction`: read from INFO, which is
@@ -91,7 +106,7 @@ impl Redis {
     }
 }
 
-impl RebuildLock {
+impl Lock {
     /// Gives the lock its full time again; false when it is no longer ours.
     ///
     /// # Errors
@@ -100,7 +115,7 @@ impl RebuildLock {
         let extended: i64 = EXTEND_LOCK
             .key(&self.key)
             .arg(&self.token)
-            .arg(millis(REBUILD_LOCK_TTL))
+            .arg(millis(self.ttl))
             .invoke_async(&mut self.redis.connection().await?)
             .await?;
         Ok(extended == 1)
@@ -110,7 +125,7 @@ impl RebuildLock {
     /// however long it takes.
     pub async fn keep(&self) -> std::convert::Infallible {
         loop {
-            tokio::time::sleep(REBUILD_LOCK_TTL / 4).await;
+            tokio::time::sleep(self.ttl / 4).await;
             // When it cannot be asked, or the lock is another's, the fence decides who goes on.
             let _lost = self.extend().await;
         }

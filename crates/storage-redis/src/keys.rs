@@ -57,6 +57,11 @@ impl Keys {
         format!("{}:{{{partition}}}:rebuild", self.prefix)
     }
 
+    /// String: who watches the partition's ledgers.
+    pub fn ledger_lock(&self, partition: Partition) -> String {
+        format!("{}:{{{partition}}}:ledger", self.prefix)
+    }
+
     /// Channel: ids of orders that have changed. Channels have no home, and no hash tag.
     pub fn changes(&self) -> String {
         format!("{}:changed-orders", self.prefix)

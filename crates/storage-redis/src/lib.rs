@@ -30,7 +30,7 @@ pub use connect::{Redis, RedisConfig};
 pub use dead_letters::DeadLetter;
 pub use direct::BuyerLock;
 pub use error::RedisFault;
-pub use gate::{GateStatus, RebuildLock};
+pub use gate::{GateStatus, Lock};
 pub use keys::Keys;
 pub use order_stream::{
     Backlog, ClaimedPage, GROUP, OrderReader, RawEntry, ReadError, Undecodable, decode,

@@ -35,6 +35,8 @@ pub struct LoadedSale {
     pub epoch: i64,
     /// How often its stock has grown in this epoch.
     pub returns: i64,
+    /// Orders that it has admitted; after a rebuild, those that were loaded and those admitted since.
+    pub admitted: i64,
     /// Where it stands.
     pub state: String,
 }
@@ -73,7 +75,8 @@ fn sale_fields(
     state: SaleState,
     stock: i64,
     held: i64,
-) -> [(&'static str, String); 10] {
+    admitted: usize,
+) -> [(&'static str, String); 11] {
     [
         ("stock", stock.to_string()),
         ("held", held.to_string()),
@@ -83,6 +86,7 @@ fn sale_fields(
         ("limit", sale.per_buyer.to_string()),
         ("state", state.as_str().to_owned()),
         ("epoch", sale.epoch.to_string()),
+        ("admitted", admitted.to_string()),
         ("returns", "0".to_owned()),
         ("reopen_ms", "0".to_owned()),
     ]
@@ -103,7 +107,7 @@ impl Redis {
         call.key(self.keys.gate(partition))
             .key(self.keys.sale(partition, sale.id))
             .key(self.keys.buyers(partition, sale.id));
-        for (field, value) in sale_fields(sale, SaleState::Published, sale.stock_total, 0) {
+        for (field, value) in sale_fields(sale, SaleState::Published, sale.stock_total, 0, 0) {
             call.arg(field).arg(value);
         }
         let code: i64 = call.invoke_async(&mut self.connection().await?).await?;
@@ -138,13 +142,13 @@ impl Redis {
         partition: Partition,
         sale: SaleId,
     ) -> Result<SaleAccount, RedisFault> {
-        let reply: [String; 8] = READ_SALE
+        let reply: [String; 9] = READ_SALE
             .key(self.keys.gate(partition))
             .key(self.keys.sale(partition, sale))
             .key(self.keys.orders(partition))
             .invoke_async(&mut self.connection().await?)
             .await?;
-        let [open, last_id, total, stock, held, epoch, returns, state] = reply;
+        let [open, last_id, total, stock, held, epoch, returns, state, admitted] = reply;
         let number = |text: &str| {
             text.parse().map_err(|_| RedisFault::reply("read_sale", format!("{text:?}: no number")))
         };
@@ -157,6 +161,7 @@ impl Redis {
                 held: number(&held)?,
                 epoch: number(&epoch)?,
                 returns: number(&returns)?,
+                admitted: number(&admitted)?,
                 state,
             })
         };
@@ -359,12 +364,13 @@ impl Redis {
     ) -> Result<bool, RedisFault> {
         let mut connection = self.connection().await?;
         let chunks = records.len().div_ceil(LOAD_CHUNK).max(1);
+        let admitted = records.iter().map(|(_, record)| record.items.len()).sum();
         for chunk in 0..chunks {
             let records = records.iter().skip(chunk * LOAD_CHUNK).take(LOAD_CHUNK);
             // The sale's own fields come with the last chunk: until then it is not loaded, whatever
             // happens to the gate.
             let fields = if chunk + 1 == chunks {
-                sale_fields(sale, sale.state, stock, held).to_vec()
+                sale_fields(sale, sale.state, stock, held, admitted).to_vec()
             } else {
                 Vec::new()
             };

@@ -18,6 +18,7 @@ mod orders;
 mod outbox;
 mod payments;
 mod rebuild;
+mod report;
 mod sales;
 mod settle;
 
@@ -34,4 +35,5 @@ pub use orders::{OrderFilter, StoredOrder};
 pub use outbox::{InTransit, Release};
 pub use payments::{PaymentAnswer, Reacquiring, StoredPayment, TakenUnit};
 pub use rebuild::{HeldOrder, NewEpoch};
+pub use report::{AnswerCount, LagFigures, RowFigures};
 pub use sales::{ChangedSale, SaleChange};

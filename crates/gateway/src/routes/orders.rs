@@ -166,7 +166,7 @@ pub(crate) async fn place(
     match (mode, partition) {
         (SaleMode::Queued, Some(partition)) => {
             if let Some(refusal) = refuse_from_memory(&state, sale, &buyer.user_id) {
-                count_admission(sale, refusal.as_str());
+                count_admission(&state, sale, refusal.as_str());
                 metrics::counter!("flashsale_local_refusals_total", "outcome" => refusal.as_str())
                     .increment(1);
                 return Err(problem_of_refusal(refusal, sale, &state.catalogue));
@@ -179,7 +179,7 @@ pub(crate) async fn place(
                 Ok(Err(refusal)) => refusal.as_str(),
                 Err(no_decision) => no_decision_label(*no_decision),
             };
-            count_admission(sale, label);
+            count_admission(&state, sale, label);
             let admission = outcome
                 .map_err(problem_of_no_decision)?
                 .map_err(|refusal| problem_of_refusal(refusal, sale, &state.catalogue))?;
@@ -195,7 +195,7 @@ pub(crate) async fn place(
                 Ok(DirectAnswer::IdTaken) => "unavailable",
                 Err(no_decision) => no_decision_label(*no_decision),
             };
-            count_admission(sale, label);
+            count_admission(&state, sale, label);
             match answer.map_err(problem_of_no_decision)? {
                 DirectAnswer::Placed(order) => Ok(created(&order, false)),
                 DirectAnswer::Replayed(order) => Ok(created(&order, true)),
@@ -250,7 +250,8 @@ fn answer(
     response.json(receipt)
 }
 
-fn count_admission(sale: SaleId, outcome: &'static str) {
+fn count_admission(state: &State, sale: SaleId, outcome: &'static str) {
+    state.answers.count(sale, outcome);
     metrics::counter!("flashsale_admissions_total", "sale" => sale.to_string(), "outcome" => outcome)
         .increment(1);
 }

@@ -12,6 +12,7 @@ mod documents;
 mod follow;
 mod keys;
 mod leases;
+mod operators;
 mod outages;
 mod pay;
 mod place;

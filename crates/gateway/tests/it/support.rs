@@ -324,6 +324,17 @@ impl TestApp {
         done.unwrap_or_else(|error| panic!("{sql}: {error}")).rows_affected()
     }
 
+    /// The one number that a query gives, read past all code of ours.
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        use sea_orm::ConnectionTrait as _;
+        use secrecy::ExposeSecret as _;
+        let url = self.settings.database.url.expose_secret();
+        let connection = sea_orm::Database::connect(url).await.expect("the database answers");
+        let statement = sea_orm::Statement::from_string(connection.get_database_backend(), sql);
+        let row = connection.query_one_raw(statement).await.expect("answered").expect("a row");
+        row.try_get_by_index(0).expect("a number")
+    }
+
     /// How many times a script has been called in the app's own Redis.
     pub(crate) fn script_calls(&self) -> u64 {
         let stats: String = self.redis_command(&["INFO", "commandstats"]);

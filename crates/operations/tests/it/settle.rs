@@ -222,8 +222,10 @@ on_both!(two_operators_at_once_come_to_one_end, async |stand: Stand| {
     }
     let (as_order, as_rejected) = (all(SettleAs::Order), all(SettleAs::Rejected));
     let (a, b) = tokio::join!(stand.settle(&sale, &as_order), stand.settle(&sale, &as_rejected));
-    assert_eq!((a.len(), b.len()), (10, 10));
-    for (a, b) in a.iter().zip(&b) {
+    // Who is slower may find some of them settled at his second reading.
+    assert!(a.len() == 10 || b.len() == 10, "{a:?} {b:?}");
+    let both = a.iter().filter_map(|a| Some((a, b.iter().find(|b| b.order_id == a.order_id)?)));
+    for (a, b) in both {
         assert!(a.settled && b.settled, "{a:?} {b:?}");
         let faster = usize::from(a.what == "waits for payment now")
             + usize::from(b.what == "is rejected: entry-lost");

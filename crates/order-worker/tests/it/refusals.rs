@@ -151,7 +151,7 @@ enum Key {
     Gate,
     Sale,
     Buyers,
-    RebuildLock,
+    Lock,
 }
 
 impl Key {
@@ -163,7 +163,7 @@ impl Key {
         Self::Gate,
         Self::Sale,
         Self::Buyers,
-        Self::RebuildLock,
+        Self::Lock,
     ];
 
     fn name(self, stand: &Stand, work: &Work) -> String {
@@ -176,7 +176,7 @@ impl Key {
             Self::Gate => keys.gate(p),
             Self::Sale => keys.sale(p, work.sale.id),
             Self::Buyers => keys.buyers(p, work.sale.id),
-            Self::RebuildLock => keys.rebuild_lock(p),
+            Self::Lock => keys.rebuild_lock(p),
         }
     }
 }
@@ -186,7 +186,7 @@ async fn with_a_string_at(key: Key) {
     let what = format!("{key:?}");
     let plan = match key {
         // Somebody else's lock keeps a partition from being rebuilt.
-        Key::RebuildLock => patient(Plan::sqlite()).with("worker.rebuild", "auto"),
+        Key::Lock => patient(Plan::sqlite()).with("worker.rebuild", "auto"),
         _ => patient(Plan::sqlite()),
     };
     let stand = plan.stand().await;
@@ -200,7 +200,7 @@ async fn with_a_string_at(key: Key) {
         stand.ask::<()>(&["RENAME", &name, &kept]).await;
     }
     stand.ask::<()>(&["SET", &name, "a string"]).await;
-    if key == Key::RebuildLock {
+    if key == Key::Lock {
         stand.ask::<i64>(&["DEL", &stand.keys.gate(broken.partition)]).await;
     }
 

@@ -3,7 +3,7 @@
 use flashsale_test_support::{PostgresServer, RedisServer, eventually};
 use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 
-use crate::support::{Plan, SOON, Stand, blocking, on_both};
+use crate::support::{Plan, SOON, Stand, blocking, on_both, only};
 
 on_both!(a_worker_is_ready_once_its_stores_have_answered, async |stand: Stand| {
     stand.publish(10).await;
@@ -49,6 +49,50 @@ async fn a_worker_that_gets_nothing_done_is_not_ready_although_both_stores_answe
     stand.wait_for_rows(1).await;
     worker.wait_for_readiness(true).await;
     worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_unit_that_goes_astray_is_shown_and_named_by_one_worker() {
+    let stand = Plan::sqlite().with("worker.ledger_interval", "200ms").stand().await;
+    let sale = stand.publish(100).await;
+    let label = format!("sale=\"{}\"", sale.id);
+    let workers = [stand.real_worker(&[]), stand.real_worker(&[])];
+    let imbalances = async || {
+        let mut shown = Vec::new();
+        for worker in &workers {
+            shown.push(worker.admin.metric("flashsale_ledger_imbalance", &label).await);
+        }
+        shown.retain(|value| value.is_some_and(|value| !value.is_nan()));
+        shown
+    };
+    stand.admit(&sale, "buyer", 10).await;
+    eventually(SOON, "one worker to say 0", async || {
+        let shown = imbalances().await;
+        if shown == [Some(0.0)] { Ok(()) } else { Err(format!("{shown:?}")) }
+    })
+    .await;
+    let key = stand.keys.sale(only(), sale.id);
+    stand.ask::<i64>(&["HINCRBY", &key, "stock", "1"]).await;
+    eventually(SOON, "a unit too many", async || imbalances().await == [Some(1.0)]).await;
+    let named = "does not balance: redis: total 100 is not available 91 + held 10";
+    eventually(SOON, "the log", async || {
+        workers.iter().any(|worker| worker.program.log().contains(named))
+    })
+    .await;
+    stand.ask::<i64>(&["HINCRBY", &key, "stock", "-1"]).await;
+    eventually(SOON, "all is well again", async || imbalances().await == [Some(0.0)]).await;
+
+    // Whoever watches is replaced.
+    let watching = {
+        let first = workers[0].admin.metric("flashsale_ledger_imbalance", &label).await;
+        usize::from(first.is_none_or(f64::is_nan))
+    };
+    workers[watching].program.kill_9();
+    let other = &workers[1 - watching];
+    eventually(SOON, "the other one to say 0", async || {
+        other.admin.metric("flashsale_ledger_imbalance", &label).await == Some(0.0)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -113,6 +113,7 @@ async fn what_is_loaded_behind_the_fence_is_sold_after_it_opens() {
         held: 3,
         epoch: 7,
         returns: 0,
+        admitted: 3,
         state: "published".to_owned(),
     };
     assert_eq!((account.gate_open, account.sale), (true, Some(expected)));
@@ -481,6 +482,7 @@ async fn a_sales_account_is_read_at_every_stage() {
         held: 3,
         epoch: 7,
         returns: 0,
+        admitted: 3,
         state: "published".to_owned(),
     };
     assert_eq!(read().await, (true, Some(figures.clone())));
