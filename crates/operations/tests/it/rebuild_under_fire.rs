@@ -1,6 +1,7 @@
 //! The rebuild under fire: whatever stops, wakes up or happens in the middle of it, at each of its
 //! steps, the partition ends with one epoch, and every unit and id where it belongs.
 
+use std::io::Write as _;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -341,6 +342,22 @@ on_both!(no_id_is_given_twice_whatever_the_old_servers_clock_said, async |stand:
 });
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_that_takes_long_keeps_its_lock() {
+    let stand = Stand::sqlite().await;
+    let sale = stand.publish(20).await;
+    let rebuild = Stopped::start(&stand.operations, At::EpochRaised, sale.id).await;
+    let lock = stand.keys.rebuild_lock(only());
+    // As if most of its time were over already.
+    assert_eq!(stand.ask::<i64>(&["PEXPIRE", &lock, "4000"]).await, 1);
+    eventually(SOON, "the lock has its full time again", async || {
+        stand.ask::<i64>(&["PTTL", &lock]).await > 5_000
+    })
+    .await;
+    rebuild.wake().await.expect("rebuilt");
+    assert_eq!(stand.ask::<i64>(&["EXISTS", &lock]).await, 0, "it is given back at the end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rebuild_that_waits_says_for_how_many_entries() {
     let stand = Stand::sqlite().await;
     let sale = stand.publish(20).await;
@@ -394,7 +411,8 @@ on_both!(a_great_many_open_orders_are_loaded, async |stand: Stand| {
     let took = started.elapsed();
     if orders > 100_000 {
         let steps = steps.lock().expect("no panic");
-        println!("{orders} orders in {took:?}: {steps:?}; {}", peak_memory());
+        let figures = format!("{orders} orders in {took:?}: {steps:?}; {}", peak_memory());
+        writeln!(std::io::stderr(), "{figures}").expect("somebody measures");
     }
     assert_eq!(stand.units(&sale).await, [9, orders + 1, sale.epoch + 1]);
     let records: i64 = stand.ask(&["HLEN", &stand.keys.buyers(only(), sale.id)]).await;
