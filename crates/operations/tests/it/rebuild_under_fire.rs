@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use flashsale_domain::{OrderState, Refusal, Sale, SaleId, SaleState};
-use flashsale_operations::{OperationError, Operations, RebuildStep, Rebuilt, Refused};
+use flashsale_operations::{
+    OperationError, Operations, RebuildStep, Rebuilt, Refused, SettleAs, Settling,
+};
 use flashsale_storage_redis::{GateStatus, Released};
 use flashsale_test_support::{RedisServer, eventually};
 use tokio::sync::Notify;
@@ -280,6 +282,12 @@ async fn a_promotion_there_and_back_again_is_not_trusted_until_it_is_rebuilt() {
     assert!(!publish.expect("answered"), "publish");
     let draft = stand.create(5).await;
     assert!(!stand.redis.publish_sale(only(), &draft).await.expect("answered"), "publish anew");
+    let paused = stand.redis.set_sale_state(only(), sale.id, SaleState::Paused).await;
+    assert!(!paused.expect("answered"), "pause");
+    let settling =
+        Settling { orders: Vec::new(), settle_as: SettleAs::Order, receipts: Vec::new() };
+    let settled = stand.operations.settle_lost(sale.id, &settling, "test", false).await;
+    assert!(matches!(refused(settled), Refused::NotLoaded(_)), "settle");
     let adjusted = stand.operations.adjust_stock("test", sale.id, 1, "one more").await;
     assert!(matches!(refused(adjusted), Refused::AdjustmentWaits(_)));
 
