@@ -104,7 +104,7 @@ async fn torture(args: &Args) -> anyhow::Result<bool> {
         let verdict = if outcome.failures.is_empty() { "ok" } else { "FAILED" };
         let lost = match outcome.lost {
             0 => String::new(),
-            lost => format!(" ({lost} lost by the drill)"),
+            lost => format!(" ({lost} lost by the drill, and settled)"),
         };
         let ended = match outcome.ended {
             0 => String::new(),

@@ -79,7 +79,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "A round with several kinds counts under each. Lost are orders that the drills themselves \
-             destroyed."
+             destroyed; each was settled."
         )
     }
 }
