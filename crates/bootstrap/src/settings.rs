@@ -7,6 +7,7 @@
 mod error;
 mod layers;
 mod reader;
+mod risk;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,7 @@ use tracing_subscriber::EnvFilter;
 
 pub use error::{Problem, SettingsError};
 use reader::Reader;
+pub use risk::{Profile, Risk};
 
 /// The built-in defaults: a complete TOML file that explains every key.
 pub const DEFAULTS: &str = include_str!("defaults.toml");
@@ -33,6 +35,10 @@ const JWT_SECRET_BYTES_MIN: usize = 32;
 /// All settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// What the deployment is for.
+    pub profile: Profile,
+    /// What a production start is to bear.
+    pub allow_unsafe: Vec<Risk>,
     /// The buyers' listener.
     pub http: HttpSettings,
     /// The listener for probes, metrics and operators.
@@ -293,21 +299,15 @@ impl Settings {
         reader.finish(settings)
     }
 
-    /// What works but should not stay so, for the log of the start.
-    pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if let Some(secret) = &self.auth.jwt_secret
-            && secret.expose_secret().len() < JWT_SECRET_BYTES_MIN
-        {
-            warnings.push(format!(
-                "auth.jwt_secret is shorter than {JWT_SECRET_BYTES_MIN} bytes, so tokens can be forged by guessing it"
-            ));
-        }
-        warnings
-    }
-
     fn read(from: &mut Reader) -> Self {
         Self {
+            profile: from.parsed(
+                "profile",
+                "development or production",
+                Profile::Development,
+                risk::parse_profile,
+            ),
+            allow_unsafe: from.words("allow_unsafe", &risk::names(), risk::parse),
             http: HttpSettings {
                 listen: from.address("http.listen"),
                 workers: from.integer("http.workers", 0..=1024),
@@ -480,6 +480,12 @@ impl Settings {
 }
 
 impl AuthSettings {
+    /// Whether tokens are signed with a secret that is shorter than it should be.
+    pub fn secret_is_weak(&self) -> bool {
+        let secret = self.jwt_secret.as_ref();
+        secret.is_some_and(|secret| secret.expose_secret().len() < JWT_SECRET_BYTES_MIN)
+    }
+
     /// The key that tokens are checked with, for a program that cannot do without.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use actix_web::{App, HttpServer};
 use anyhow::Context as _;
 use flashsale_bootstrap::telemetry::PrometheusHandle;
 use flashsale_bootstrap::{AdminServer, Readiness, Settings, Shutdown};
+use flashsale_operations::start::StartCheck;
 use flashsale_operations::{Operations, connect};
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
@@ -76,18 +77,16 @@ pub struct Gateway {
     listener: TcpListener,
     readiness: Readiness,
     admin: AdminServer,
+    start: StartCheck,
 }
 
 impl Gateway {
     /// Connects to the database, prepares Redis and binds both ports.
     ///
     /// # Errors
-    /// When no token key is set, the database cannot be reached or is not migrated, or a port cannot
-    /// be bound. A Redis that is away is waited for later.
+    /// When no token key is set, the database cannot be reached or is not migrated, a port cannot be
+    /// bound, or in production something is unsafe. A Redis that is away is waited for later.
     pub async fn build(settings: &Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
-        for warning in settings.warnings() {
-            warn!("{warning}");
-        }
         let verifier = Arc::new(TokenVerifier::new(&settings.auth)?);
         let redis = connect::redis(settings)?;
         let database = connect::migrated_database(settings).await?;
@@ -95,6 +94,7 @@ impl Gateway {
         for check in [CHECK_CATALOGUE, CHECK_REDIS] {
             readiness.register(check);
         }
+        let start = StartCheck::begin(settings, &redis, &database, &readiness).await?;
         let listener = TcpListener::bind(settings.http.listen)
             .with_context(|| format!("http.listen {} cannot be bound", settings.http.listen))?;
         let operators = web::Data::new(OperatorsState {
@@ -104,7 +104,7 @@ impl Gateway {
         let routes = move |config: &mut ServiceConfig| operators::configure(config, &operators);
         let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, routes)?;
         let settings = settings.clone();
-        Ok(Self { settings, redis, database, verifier, listener, readiness, admin })
+        Ok(Self { settings, redis, database, verifier, listener, readiness, admin, start })
     }
 
     /// Where buyers are listened to.
@@ -123,10 +123,12 @@ impl Gateway {
     /// Serves until the shutdown is requested; then answers what is in flight.
     ///
     /// # Errors
-    /// When the sales cannot be read at the start, or a listener fails.
+    /// When the sales cannot be read at the start, a listener fails, or in production a Redis that was
+    /// away at the start turns out to be unsafe.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let after_drain = Shutdown::new();
         let admin = tokio::spawn(self.admin.run(after_drain.clone()));
+        let start = tokio::spawn(self.start.finish(shutdown.clone()));
         let catalogue = Arc::new(Catalogue::default());
         let follower = CatalogueFollower {
             catalogue: Arc::clone(&catalogue),
@@ -233,6 +235,7 @@ impl Gateway {
             Ok(closed) => closed?,
             Err(_) => warn!("the database does not answer; leaving its connections open"),
         }
+        start.await.context("the look at Redis ended badly")??;
         info!("stopped");
         Ok(())
     }

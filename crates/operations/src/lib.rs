@@ -9,12 +9,14 @@ mod audit;
 mod closing;
 pub mod connect;
 mod dead;
+pub mod doctor;
 mod ledger;
 mod payments;
 mod rebuild;
 mod report;
 mod sales;
 mod settle;
+pub mod start;
 
 use std::sync::Arc;
 

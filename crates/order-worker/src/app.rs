@@ -8,6 +8,7 @@ use flashsale_bootstrap::settings::{Settings, WorkerSettings};
 use flashsale_bootstrap::telemetry::PrometheusHandle;
 use flashsale_bootstrap::{AdminServer, Quiet, Readiness, Shutdown};
 use flashsale_domain::Partition;
+use flashsale_operations::start::StartCheck;
 use flashsale_operations::{Operations, connect};
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
@@ -41,14 +42,15 @@ pub struct OrderWorker {
     readiness: Readiness,
     admin: AdminServer,
     announcer: Option<Announcer>,
+    start: StartCheck,
 }
 
 impl OrderWorker {
     /// Connects to the database, prepares Redis and binds the admin port.
     ///
     /// # Errors
-    /// When the database cannot be reached or is not migrated, or the port cannot be bound. A Redis
-    /// that is away is waited for later.
+    /// When the database cannot be reached or is not migrated, the port cannot be bound, or in
+    /// production something is unsafe. A Redis that is away is waited for later.
     pub async fn build(settings: &Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         let redis = connect::redis(settings)?;
         let database = connect::migrated_database(settings).await?;
@@ -56,13 +58,14 @@ impl OrderWorker {
         for check in CHECKS {
             readiness.register(check);
         }
+        let start = StartCheck::begin(settings, &redis, &database, &readiness).await?;
         let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, |_| ())?;
         let shop = Shop::of(&settings.webhooks)?;
         let (webhooks, settings) = (settings.webhooks.clone(), settings.worker.clone());
         let announcer =
             shop.map(|shop| Announcer::new(database.clone(), shop, webhooks, settings.clone()));
         let consumer = consumer_name();
-        Ok(Self { redis, database, settings, consumer, readiness, admin, announcer })
+        Ok(Self { redis, database, settings, consumer, readiness, admin, announcer, start })
     }
 
     /// Where the admin port listens.
@@ -73,11 +76,13 @@ impl OrderWorker {
     /// Works until the shutdown is requested; then finishes what is in hand and leaves the group.
     ///
     /// # Errors
-    /// When the admin listener fails, or work is still in hand at the drain deadline: it stays
-    /// pending, and another worker takes it over.
+    /// When the admin listener fails, in production a Redis that was away at the start turns out to be
+    /// unsafe, or work is still in hand at the drain deadline: it stays pending, and another worker
+    /// takes it over.
     pub async fn run(self, shutdown: Shutdown) -> anyhow::Result<()> {
         let after_drain = Shutdown::new();
         let admin = tokio::spawn(self.admin.run(after_drain.clone()));
+        let start = tokio::spawn(self.start.finish(shutdown.clone()));
         let give_up = CancellationToken::new();
         let progress = Progress::default();
         let mut pipelines = JoinSet::new();
@@ -177,6 +182,7 @@ impl OrderWorker {
             left == 0,
             "work was still in hand at the drain deadline ({left}); it stays pending"
         );
+        start.await.context("the look at Redis ended badly")??;
         info!(committed = progress.committed(), redelivered = progress.redelivered(), "stopped");
         Ok(())
     }

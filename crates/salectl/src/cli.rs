@@ -82,6 +82,11 @@ pub(crate) enum Command {
     /// one cannot be settled.
     Settle(SettleArgs),
 
+    /// Look at settings, Redis and database before a sale; exit code 1 when something fails
+    ///
+    /// The name in brackets is the one by which `allow_unsafe` lets a production start bear it.
+    Doctor,
+
     /// Look at dead letters, try them again, or give them up
     Dead {
         #[command(subcommand)]

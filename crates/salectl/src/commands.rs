@@ -3,6 +3,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod dead;
+pub(crate) mod doctor;
 pub(crate) mod ledger;
 pub(crate) mod migrate;
 pub(crate) mod pay;

@@ -38,11 +38,7 @@ impl Failure {
     /// Without the URLs of the stores, which may carry a password: drivers quote what they cannot
     /// parse.
     pub(crate) fn without_secrets(mut self, settings: &Settings) -> Self {
-        for (key, url) in
-            [("database.url", &settings.database.url), ("redis.url", &settings.redis.url)]
-        {
-            self.line = self.line.replace(url.expose_secret(), key);
-        }
+        self.line = without_urls(self.line, settings);
         self
     }
 
@@ -69,6 +65,15 @@ impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::refused(chain(&error))
     }
+}
+
+/// Text without the URLs of the stores.
+pub(crate) fn without_urls(mut text: String, settings: &Settings) -> String {
+    for (key, url) in [("database.url", &settings.database.url), ("redis.url", &settings.redis.url)]
+    {
+        text = text.replace(url.expose_secret(), key);
+    }
+    text
 }
 
 /// The error and its causes, without those that the one before has told already.

@@ -19,7 +19,8 @@ use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
 use crate::cli::{Cli, Command};
 use crate::commands::{
-    audit, dead, ledger, migrate, pay, rebuild, refunds, report, sale, settle, token as mint,
+    audit, dead, doctor, ledger, migrate, pay, rebuild, refunds, report, sale, settle,
+    token as mint,
 };
 use crate::failure::Failure;
 use crate::output::Output;
@@ -60,6 +61,7 @@ async fn run(command: Command, output: Output) -> Result<Verdict, Failure> {
             audit::run(sale, receipts.as_deref(), &settings, output).await
         }
         Command::Settle(args) => settle::run(args, &settings, output).await,
+        Command::Doctor => doctor::run(&settings, output).await,
         Command::Dead { command } => dead::run(command, &settings, output).await,
         Command::Pay(args) => pay::run(&args, &settings, output).await,
         Command::Refunds { command } => refunds::run(command, &settings, output).await,

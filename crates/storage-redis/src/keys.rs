@@ -76,6 +76,11 @@ impl Keys {
     pub fn direct_ids(&self) -> String {
         format!("{}:{{{DIRECT_PARTITION}}}:direct_ids", self.prefix)
     }
+
+    /// Nothing is ever here: it stands for any key where only a right is asked for.
+    pub fn nothing(&self) -> String {
+        format!("{}:{{{DIRECT_PARTITION}}}:nothing", self.prefix)
+    }
 }
 
 #[cfg(test)]

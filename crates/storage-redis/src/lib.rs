@@ -18,8 +18,10 @@ mod order_stream;
 mod reacquire;
 mod record;
 mod release;
+mod rights;
 mod sales;
 mod scripts;
+mod server;
 
 pub use adjust::Adjusted;
 pub use admission::{
@@ -39,3 +41,4 @@ pub use reacquire::{ReacquireRequest, Reacquired};
 pub use record::{Record, RecordError, RecordItem};
 pub use release::{ReleaseRequest, Released, SOLD_OUT_LEASE};
 pub use sales::{BuyersPage, Fence, LoadedSale, RecordsPage, SaleAccount};
+pub use server::ServerFacts;

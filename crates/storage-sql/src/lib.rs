@@ -20,6 +20,7 @@ mod payments;
 mod rebuild;
 mod report;
 mod sales;
+mod server;
 mod settle;
 
 pub use account::{DatabaseAccount, SaleTotals, SlotViolation};
@@ -37,3 +38,4 @@ pub use payments::{PaymentAnswer, Reacquiring, StoredPayment, TakenUnit};
 pub use rebuild::{HeldOrder, NewEpoch};
 pub use report::{AnswerCount, LagFigures, RowFigures};
 pub use sales::{ChangedSale, SaleChange};
+pub use server::DatabaseFacts;

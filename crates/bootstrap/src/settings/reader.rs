@@ -99,6 +99,38 @@ impl Reader {
         }
     }
 
+    /// A list of words, or one text with spaces or commas between them.
+    pub(super) fn words<T>(
+        &mut self,
+        key: &'static str,
+        allowed: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Vec<T> {
+        let words: Vec<String> = match self.take(key).kind {
+            ValueKind::String(text) => {
+                text.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+            }
+            ValueKind::Array(values) => {
+                let text = |value: Value| match value.kind {
+                    ValueKind::String(text) => Ok(text),
+                    other => Err(format!("one of them is {}", kind(&other))),
+                };
+                match values.into_iter().map(text).collect() {
+                    Ok(words) => words,
+                    Err(what) => return self.reject(key, what, allowed, Vec::new()),
+                }
+            }
+            other => {
+                let what = format!("it is {}", kind(&other));
+                return self.reject(key, what, allowed, Vec::new());
+            }
+        };
+        match words.iter().map(|word| parse(word)).collect() {
+            Ok(values) => values,
+            Err(what) => self.reject(key, what, allowed, Vec::new()),
+        }
+    }
+
     /// Text that must not be shown; what `check` says of it must not quote it.
     pub(super) fn secret(
         &mut self,

@@ -36,7 +36,7 @@ fn the_defaults_are_complete_and_allowed() {
     assert_eq!(settings.worker.batch, 500);
     assert_eq!(settings.log.format, LogFormat::Auto);
     assert!(settings.payment.webhook_secret.is_none());
-    assert!(settings.warnings().is_empty());
+    assert!(!settings.auth.secret_is_weak());
     settings.auth.require().expect_err("no key by default");
 }
 
@@ -88,7 +88,7 @@ fn secrets_stay_as_they_are_written() {
                 panic!("{secret:?} was not taken")
             };
             assert_eq!(kept.expose_secret(), secret);
-            assert_eq!(settings.warnings().len(), 1, "it is short");
+            assert!(settings.auth.secret_is_weak(), "it is short");
         }
     }
 }
@@ -199,6 +199,22 @@ fn wrong_values_are_refused_with_what_is_allowed() {
             &["admission.replicas_timeout", "1s 1ms is more than half", "(2s)", "half of redis"],
         ),
         (
+            "profile = \"test\"",
+            &[],
+            &["profile", "\"test\" is neither", "development or production"],
+        ),
+        (
+            "allow_unsafe = [\"aof-off\", \"everything\"]",
+            &[],
+            &["allow_unsafe", "no \"everything\" to allow", "aof-off, eviction, acl-missing"],
+        ),
+        (
+            "",
+            &[("FLASHSALE__ALLOW_UNSAFE", "aof-off,sqlit")],
+            &["allow_unsafe (from FLASHSALE__ALLOW_UNSAFE)", "no \"sqlit\" to allow"],
+        ),
+        ("allow_unsafe = [1]", &[], &["allow_unsafe", "one of them is a number"]),
+        (
             "[admission]\nreplicas_confirm = \"tape\"",
             &[],
             &["admission.replicas_confirm", "\"tape\" is neither", "memory or disk"],
@@ -283,6 +299,24 @@ fn secrets_are_never_shown() {
             ("FLASHSALE__WEBHOOKS__SECRET", &format!("{SECRET}{SECRET}")),
         ],
     );
-    let shown = format!("{settings:?} {:?}", settings.warnings());
+    let shown = format!("{settings:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
+}
+
+#[test]
+fn what_is_to_be_borne_is_a_list_in_the_file_and_a_text_in_the_environment() {
+    let in_file = "profile = \"production\"\nallow_unsafe = [\"sqlite\", \"aof-off\"]";
+    let settings = accept(in_file, &[]);
+    assert_eq!(settings.profile, Profile::Production);
+    assert_eq!(settings.allow_unsafe, [Risk::Sqlite, Risk::AofOff]);
+    let settings = accept("", &[("FLASHSALE__ALLOW_UNSAFE", "no-wal, eviction")]);
+    assert_eq!(settings.profile, Profile::Development);
+    assert_eq!(settings.allow_unsafe, [Risk::NoWal, Risk::Eviction]);
+}
+
+#[test]
+fn every_risk_is_named_in_the_defaults() {
+    for risk in Risk::ALL {
+        assert!(DEFAULTS.contains(risk.name()), "{}", risk.name());
+    }
 }

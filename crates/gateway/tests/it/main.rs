@@ -16,6 +16,7 @@ mod operators;
 mod outages;
 mod pay;
 mod place;
+mod production;
 mod read;
 mod replicas;
 mod requests;

@@ -93,7 +93,7 @@ async fn what_buyers_were_told_outlives_a_failover_to_the_replica() {
 async fn fail_over(round: usize) {
     const STOCK: usize = 60;
     const BUYERS: usize = 90;
-    let cut_off = round % 2 == 0;
+    let cut_off = round.is_multiple_of(2);
     let primary = RedisServer::start();
     let replica = primary.start_replica(RedisServer::builder());
     let place = Place::of(&primary);

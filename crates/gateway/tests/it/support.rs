@@ -195,6 +195,21 @@ impl TestApp {
     /// Another gateway of the same deployment, as a program of its own: for what only a process has,
     /// a log and an exit code.
     pub(crate) async fn start_gateway_program(&self) -> (Addresses, Program) {
+        let (at, program) = self.start_gateway_program_with(&[]);
+        // It listens before it serves, so a connection alone says nothing.
+        let url = format!("http://{}/api/v1/sales", at.http);
+        eventually(SOON, "the program serves", async || {
+            try_send(self.client.get(&url)).await.is_ok_and(|answer| answer.status == 200)
+        })
+        .await;
+        (at, program)
+    }
+
+    /// The same with these variables on top, and not waited for.
+    pub(crate) fn start_gateway_program_with(
+        &self,
+        more: &[(&str, String)],
+    ) -> (Addresses, Program) {
         let free = || SocketAddr::from(([127, 0, 0, 1], free_port()));
         let at = Addresses { http: free(), admin: free() };
         let mut builder = Program::builder(env!("CARGO_BIN_EXE_gateway"));
@@ -204,13 +219,8 @@ impl TestApp {
         let program = builder
             .env("FLASHSALE__HTTP__LISTEN", at.http.to_string())
             .env("FLASHSALE__ADMIN__LISTEN", at.admin.to_string())
+            .envs(more)
             .start();
-        // It listens before it serves, so a connection alone says nothing.
-        let url = format!("http://{}/api/v1/sales", at.http);
-        eventually(SOON, "the program serves", async || {
-            try_send(self.client.get(&url)).await.is_ok_and(|answer| answer.status == 200)
-        })
-        .await;
         (at, program)
     }
 

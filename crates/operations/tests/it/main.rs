@@ -5,6 +5,7 @@ mod adjust;
 mod audit;
 mod closing;
 mod dead;
+mod doctor;
 mod ledger;
 mod life;
 mod moving_units;

@@ -12,6 +12,7 @@ mod holding;
 mod leaving;
 mod orders;
 mod permanent_errors;
+mod production;
 mod real_worker;
 mod reclaim;
 mod recovery;

@@ -4,6 +4,7 @@ mod after_the_order;
 mod commands;
 mod databases;
 mod dead;
+mod doctor;
 mod rebuild;
 mod settle;
 mod stand;
