@@ -140,7 +140,7 @@ impl Gateway {
         tokio::select! {
             loaded = follower.load() => loaded.context("the sales cannot be read")?,
             // Nobody has been served yet, so nobody is waited for.
-            () = shutdown.requested() => return Ok(()),
+            () = shutdown.requested() => return start.await.context("the look at Redis ended badly")?,
         }
         let (newest_sales, looker) = NewestSales::of(&follower);
         let follower = tokio::spawn(follower.run(after_drain.clone()));

@@ -7,7 +7,7 @@ use crate::clock::now_ms;
 use crate::{Database, SqlFault};
 
 /// Every index that a query or a rule relies on, and that a migration made.
-const INDEXES: [&str; 9] = [
+const INDEXES: [&str; 10] = [
     "adjustments_one_pending",
     "events_due",
     "orders_by_user",
@@ -17,6 +17,7 @@ const INDEXES: [&str; 9] = [
     "payments_by_order",
     "payments_one_per_webhook",
     "payments_open",
+    "sales_by_change",
 ];
 
 /// How the database is set up, by its kind.

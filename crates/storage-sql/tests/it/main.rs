@@ -1,6 +1,7 @@
 //! storage-sql against real databases: every test that can be runs on SQLite and on PostgreSQL, each
 //! time in a database of its own.
 
+mod server;
 mod support;
 
 mod account;
