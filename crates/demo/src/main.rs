@@ -8,6 +8,7 @@
 //! 130 stopped by Ctrl-C before the result.
 
 mod aftermath;
+mod ledger_watch;
 mod options;
 mod programs;
 mod report;

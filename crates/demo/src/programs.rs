@@ -63,6 +63,7 @@ pub(crate) struct Ledger {
 #[derive(Debug, Deserialize)]
 pub(crate) struct RedisAccount {
     pub(crate) available: i64,
+    pub(crate) held: u64,
 }
 
 /// The audit's word on one sale.

@@ -6,6 +6,7 @@ use anyhow::{Context as _, ensure};
 use tokio::time::sleep;
 
 use crate::aftermath;
+use crate::ledger_watch;
 use crate::options::{DatabaseKind, Options};
 use crate::programs::Ledger;
 use crate::report::{Outcome, grouped, say};
@@ -62,7 +63,10 @@ pub(crate) async fn tell(options: &Options) -> anyhow::Result<Told> {
     stack.wait_until_shown(&sale).await?;
     say(&format!("sale {sale} is open: {} units\n", grouped(options.stock)))?;
     let receipts = stack.file("receipts.csv");
-    let rushed = rush(&stack, &sale, options, &receipts).await?;
+    let (rushed, readings) = tokio::try_join!(
+        rush(&stack, &sale, options, &receipts),
+        ledger_watch::watch(&stack, &sale)
+    )?;
     let ledger = wait_until_written(&stack, &sale).await?;
     let receipts_path =
         receipts.to_str().context("the temporary folder's path is not UTF-8")?.to_owned();
@@ -83,7 +87,9 @@ pub(crate) async fn tell(options: &Options) -> anyhow::Result<Told> {
     problems.extend(
         must_live.filter(|member| member.ended().is_some()).map(|member| member.how_it_ended()),
     );
+    problems.extend(ledger_watch::problems(&readings));
     say(&outcome.table())?;
+    say(&ledger_watch::table(&readings))?;
     let orders = outcome.rushed.orders;
     let after = aftermath::live_through(&stack, &sale, options, &receipts).await?;
     problems.extend(after.problems(orders));
