@@ -113,6 +113,25 @@ async fn a_killed_redis_is_answered_for_and_works_again_after_a_rebuild() {
 }
 
 #[tokio::test]
+async fn connections_that_were_lost_while_nobody_pressed_cost_no_buyer_his_answer() {
+    let redis = RedisServer::start();
+    let app = TestApp::spawn_on(&redis, &[("http.workers", "2")]).await;
+    let sale = app.sale(100).await;
+    // Each worker thread has its connection by now.
+    let press = async |number: u32| app.place(sale, &format!("buyer-{number}")).await;
+    join_all((0..20).map(&press)).await;
+    app.redis_command::<i64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    eventually(SOON, "both threads' connections", async || {
+        let clients: String = app.redis_command(&["CLIENT", "LIST"]);
+        clients.matches("cmd=ping").count() >= 2
+    })
+    .await;
+    for answer in join_all((20..40).map(&press)).await {
+        answer.receipt();
+    }
+}
+
+#[tokio::test]
 async fn a_redis_that_restarted_from_its_file_is_not_trusted_until_it_is_rebuilt() {
     let redis = RedisServer::builder().append_only(true).start();
     let app = TestApp::spawn_on(&redis, &[]).await;
