@@ -44,6 +44,24 @@ impl Audit {
     }
 }
 
+/// The audits of all sales.
+#[derive(Debug, Default, Serialize)]
+pub struct AllAudits {
+    /// One a sale.
+    pub audits: Vec<Audit>,
+    /// Sales that could not be audited.
+    pub unread: Vec<Unread>,
+}
+
+/// A sale that cannot be audited, as when a key of it holds something else.
+#[derive(Debug, Serialize)]
+pub struct Unread {
+    /// The sale.
+    pub sale_id: SaleId,
+    /// What went wrong.
+    pub why: String,
+}
+
 /// One offender.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct Finding {
@@ -316,20 +334,23 @@ impl Operations {
         Ok(())
     }
 
-    /// Audits every sale, drafts too.
+    /// Audits every sale, drafts too. One that cannot be read keeps no other from its audit.
     ///
     /// # Errors
-    /// When a store fails.
-    pub async fn audit_all(&self) -> Result<Vec<Audit>, OperationError> {
-        let mut audits = Vec::new();
+    /// When a store fails, and not for one sale only.
+    pub async fn audit_all(&self) -> Result<AllAudits, OperationError> {
+        let mut all = AllAudits::default();
         for sale in self.list_sales().await? {
             match self.audit_sale(sale.id, &[]).await {
-                Ok(audit) => audits.push(audit),
+                Ok(audit) => all.audits.push(audit),
                 Err(OperationError::Refused(Refused::SaleNotFound(_))) => {}
+                Err(error) if error.is_of_one() => {
+                    all.unread.push(Unread { sale_id: sale.id, why: error.to_string() });
+                }
                 Err(error) => return Err(error),
             }
         }
-        Ok(audits)
+        Ok(all)
     }
 }
 

@@ -24,7 +24,7 @@ use flashsale_domain::{NewSaleError, Partition, SaleId, SaleState};
 use flashsale_storage_redis::{Redis, RedisFault};
 use flashsale_storage_sql::{Database, SqlFault};
 
-pub use audit::{Audit, Finding, Receipt};
+pub use audit::{AllAudits, Audit, Finding, Receipt, Unread};
 pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
 pub use ledger::{Ledger, RedisAccount};
 pub use payments::PaymentVerdict;

@@ -209,12 +209,13 @@ impl Deployment {
 
     /// Audits every sale of this deployment: what a later round did must not have harmed them.
     pub(crate) async fn check_all(&self) -> anyhow::Result<Vec<String>> {
-        let audits = self.operations.audit_all().await?;
-        let findings = audits.iter().flat_map(|audit| {
+        let all = self.operations.audit_all().await?;
+        let unread = all.unread.iter().map(|it| format!("sale {}: {}", it.sale_id, it.why));
+        let findings = all.audits.iter().flat_map(|audit| {
             let sale = audit.sale_id;
             audit.findings.iter().map(move |f| format!("sale {sale}: {} {}", f.invariant, f.what))
         });
-        Ok(findings.collect())
+        Ok(findings.chain(unread).collect())
     }
 }
 

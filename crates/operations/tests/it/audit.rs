@@ -184,9 +184,14 @@ async fn all_sales_are_audited_at_once() {
         (sale, ids)
     };
     stand.execute(&format!("DELETE FROM orders WHERE id = {}", ids[0])).await;
-    let audits = stand.operations.audit_all().await.expect("audits");
-    assert_eq!(audits.len(), 2);
-    for audit in audits {
+    let broken = stand.publish(20).await;
+    stand.ask::<i64>(&["DEL", &stand.keys.sale(only(), broken.id)]).await;
+    stand.ask::<()>(&["SET", &stand.keys.sale(only(), broken.id), "a string"]).await;
+    let all = stand.operations.audit_all().await.expect("audits");
+    let unread: Vec<_> = all.unread.iter().map(|unread| unread.sale_id).collect();
+    assert_eq!(unread, [broken.id], "{:?}", all.unread);
+    assert_eq!(all.audits.len(), 2);
+    for audit in all.audits {
         assert_eq!(audit.is_clean(), audit.sale_id == good.id, "{} of {}", audit.sale_id, bad.id);
     }
 }

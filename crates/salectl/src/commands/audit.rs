@@ -4,7 +4,7 @@ use std::path::Path;
 
 use flashsale_bootstrap::Settings;
 use flashsale_domain::SaleId;
-use flashsale_operations::Audit;
+use flashsale_operations::{AllAudits, Audit, Unread};
 use serde::Serialize;
 
 use crate::Verdict;
@@ -17,13 +17,15 @@ use crate::receipts;
 ///   {"sale_id":"1","rows_checked":1000,"records_checked":1000,"receipts_checked":1000,
 ///    "findings_total":1,
 ///    "findings":[{"invariant":"I7","what":"redis: total 10 is not available 9 + held 0"}],
-///    "ledger":{…as `salectl ledger` without `balanced`…}}]}
+///    "ledger":{…as `salectl ledger` without `balanced`…}}],
+///  "unread":[{"sale_id":"2","why":"…"}]}
 /// ```
-/// One audit when a sale was named, else one for every sale.
+/// One audit when a sale was named, else one for every sale; those that cannot be read are `unread`.
 #[derive(Debug, Serialize)]
 struct Audits {
     clean: bool,
-    audits: Vec<Audit>,
+    #[serde(flatten)]
+    all: AllAudits,
 }
 
 /// Audits one sale, or all.
@@ -35,20 +37,29 @@ pub(crate) async fn run(
 ) -> Result<Verdict, Failure> {
     let receipts = receipts.map(receipts::read).transpose()?.unwrap_or_default();
     let operations = super::operations(settings).await?;
-    let audits = match sale {
-        Some(sale) => vec![operations.audit_sale(sale, &receipts).await?],
+    let all = match sale {
+        Some(sale) => AllAudits {
+            audits: vec![operations.audit_sale(sale, &receipts).await?],
+            unread: Vec::new(),
+        },
         None => operations.audit_all().await?,
     };
-    let audits = Audits { clean: audits.iter().all(Audit::is_clean), audits };
+    let clean = all.unread.is_empty() && all.audits.iter().all(Audit::is_clean);
+    let audits = Audits { clean, all };
     output.print(&audits, || text(&audits))?;
     Ok(if audits.clean { Verdict::Good } else { Verdict::Broken })
 }
 
 fn text(audits: &Audits) -> String {
-    if audits.audits.is_empty() {
+    let AllAudits { audits, unread } = &audits.all;
+    if audits.is_empty() && unread.is_empty() {
         return "there is no sale to audit".to_owned();
     }
-    audits.audits.iter().map(text_of_one).collect()
+    let mut text: String = audits.iter().map(text_of_one).collect();
+    for Unread { sale_id, why } in unread {
+        text.push_str(&format!("sale {sale_id}: CANNOT BE AUDITED: {why}\n"));
+    }
+    text
 }
 
 fn text_of_one(audit: &Audit) -> String {

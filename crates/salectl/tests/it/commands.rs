@@ -41,6 +41,23 @@ fn a_move_that_the_state_does_not_allow_is_refused_with_what_is_allowed() {
 }
 
 #[test]
+fn a_report_is_final_once_its_sale_is_closed() {
+    let stand = Stand::sqlite();
+    let sale = stand.create();
+    stand.ok(&["sale", "publish", &sale]);
+    let text = stand.ok(&["report", &sale]);
+    assert!(text.contains("of this moment, not final"), "{text}");
+    let proof = "0 admitted = 0 rows + 0 queued + 0 dead: nothing is missing";
+    assert!(text.contains(proof) && text.contains("every unit is accounted for"), "{text}");
+    stand.ok(&["sale", "close", &sale]);
+    let report = stand.json(&["report", &sale]);
+    assert_eq!((&report["is_final"], &report["state"]), (&json!(true), &json!("closed")));
+    assert_eq!(report["sold"]["left"], report["ledger"]["total"]);
+    assert_eq!((&report["commit_lag"], &report["answers"]), (&Value::Null, &json!({})));
+    assert_eq!(stand.refused(1, &["report", "4711"]), "there is no sale 4711");
+}
+
+#[test]
 fn a_sale_whose_window_is_over_is_not_published() {
     let stand = Stand::sqlite();
     let create = ["sale", "create", "--title", "T", "--stock", "1"];
