@@ -21,4 +21,4 @@ mod routes;
 mod unread_body;
 
 pub use app::Gateway;
-pub use openapi::api_document;
+pub use openapi::{api_document, operators_document};

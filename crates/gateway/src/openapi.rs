@@ -3,6 +3,7 @@
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
+use crate::operators;
 use crate::routes::{events, orders, payments, sales};
 
 #[derive(OpenApi)]
@@ -38,6 +39,20 @@ use crate::routes::{events, orders, payments, sales};
 )]
 struct Api;
 
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Flashsale: operators' API",
+        description = "On the admin port, for a token with the role `admin`; by the same operations as \
+                       `salectl`, whose `--json` says the same.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    paths(operators::ledger, operators::report),
+    modifiers(&Bearer),
+    tags((name = "sales", description = "What is sold, and where every unit is")),
+)]
+struct OperatorsApi;
+
 struct Bearer;
 
 impl Modify for Bearer {
@@ -45,7 +60,9 @@ impl Modify for Bearer {
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
             .bearer_format("JWT")
-            .description(Some("A token whose `sub` is the buyer; `exp` is required"))
+            .description(Some(
+                "A token whose `sub` is the buyer, or the operator; `exp` is required",
+            ))
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("bearer", SecurityScheme::Http(scheme));
@@ -55,4 +72,9 @@ impl Modify for Bearer {
 /// The document of the buyers' API.
 pub fn api_document() -> utoipa::openapi::OpenApi {
     Api::openapi()
+}
+
+/// The document of the operators' API.
+pub fn operators_document() -> utoipa::openapi::OpenApi {
+    OperatorsApi::openapi()
 }

@@ -12,7 +12,8 @@ use flashsale_operations::{OperationError, Operations, Refused};
 use serde::Serialize;
 
 use crate::auth::TokenVerifier;
-use crate::problem::Problem;
+use crate::openapi::operators_document;
+use crate::problem::{Problem, ProblemBody};
 
 /// What the operators' API needs.
 pub(crate) struct OperatorsState {
@@ -26,12 +27,26 @@ type State = web::Data<OperatorsState>;
 pub(crate) fn configure(config: &mut ServiceConfig, state: &State) {
     config
         .app_data(state.clone())
+        .route("/openapi.json", web::get().to(async || web::Json(operators_document())))
         .route("/admin/v1/sales/{id}/ledger", web::get().to(ledger))
         .route("/admin/v1/sales/{id}/report", web::get().to(report));
 }
 
 /// Where every unit of a sale is.
-async fn ledger(
+///
+/// As `salectl ledger --json` without `balanced`: `imbalance` is 0 when every unit is accounted for.
+#[utoipa::path(
+    get, path = "/admin/v1/sales/{id}/ledger", tag = "sales", security(("bearer" = [])),
+    params(("id" = String, Path, description = "The sale's id")),
+    responses(
+        (status = 200, content_type = "application/json", description = "The ledger"),
+        (status = 401, body = ProblemBody, description = "unauthorized"),
+        (status = 403, body = ProblemBody, description = "forbidden: the token needs the role admin"),
+        (status = 404, body = ProblemBody, description = "sale-not-found"),
+        (status = 503, body = ProblemBody, description = "sale-unavailable: a store is away"),
+    ),
+)]
+pub(crate) async fn ledger(
     request: HttpRequest,
     path: web::Path<String>,
     state: State,
@@ -41,7 +56,20 @@ async fn ledger(
 }
 
 /// What was sold, what buyers were told, and the proof that nothing was lost.
-async fn report(
+///
+/// As `salectl report --json`. It is final once the sale is closed and every order is decided.
+#[utoipa::path(
+    get, path = "/admin/v1/sales/{id}/report", tag = "sales", security(("bearer" = [])),
+    params(("id" = String, Path, description = "The sale's id")),
+    responses(
+        (status = 200, content_type = "application/json", description = "The report"),
+        (status = 401, body = ProblemBody, description = "unauthorized"),
+        (status = 403, body = ProblemBody, description = "forbidden: the token needs the role admin"),
+        (status = 404, body = ProblemBody, description = "sale-not-found"),
+        (status = 503, body = ProblemBody, description = "sale-unavailable: a store is away"),
+    ),
+)]
+pub(crate) async fn report(
     request: HttpRequest,
     path: web::Path<String>,
     state: State,

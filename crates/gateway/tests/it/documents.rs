@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flashsale_gateway::api_document;
+use flashsale_gateway::{api_document, operators_document};
 use flashsale_test_support::eventually;
 use serde_json::Value;
 
@@ -49,7 +49,8 @@ async fn the_document_is_served_and_names_exactly_the_routes_that_there_are() {
 
 #[test]
 fn every_problem_that_there_is_is_in_the_document() {
-    let document = api_document().to_json().expect("is JSON");
+    let documents = [api_document(), operators_document()];
+    let document = documents.map(|document| document.to_json().expect("is JSON")).concat();
     let is_slug_char = |c: char| c.is_ascii_lowercase() || c == '-';
     let words: BTreeSet<&str> = document.split(|c| !is_slug_char(c)).collect();
     let slugs = slugs_in_the_code();

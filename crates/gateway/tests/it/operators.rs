@@ -47,6 +47,18 @@ async fn only_operators_are_told() {
     }
 }
 
+#[tokio::test]
+async fn the_operators_document_is_served_on_their_port_and_names_their_calls() {
+    let app = TestApp::spawn().await;
+    let document = app.admin("/openapi.json").await.body;
+    let paths: Vec<&String> = document["paths"].as_object().expect("has paths").keys().collect();
+    assert_eq!(paths, ["/admin/v1/sales/{id}/ledger", "/admin/v1/sales/{id}/report"]);
+    for path in paths {
+        let path = path.replace("{id}", "4711");
+        assert_eq!(ask(&app, &path, Some(&operator())).await.problem(), (404, "sale-not-found"));
+    }
+}
+
 async fn count(app: &TestApp, sale: SaleId, condition: &str) -> i64 {
     let sql = format!("SELECT count(*) FROM orders WHERE sale_id = {sale} AND {condition}");
     app.number(&sql).await
