@@ -146,7 +146,7 @@ impl Plan {
         let database = connect::database(&settings).await.expect("the database can be reached");
         database.migrate().await.expect("an empty database can be migrated");
         let mut options = ConnectOptions::new(self.database_url);
-        options.max_connections(2).sqlx_logging(false);
+        options.max_connections(3).sqlx_logging(false);
         let sql = sea_orm::Database::connect(options).await.expect("the test can connect");
         Stand {
             operations: Operations::new(redis.clone(), database.clone()),
