@@ -102,6 +102,54 @@ async fn who_waits_is_told_though_the_message_was_lost() {
     assert!(waited < SOME_LOOKS, "{waited:?}");
 }
 
+/// A row that cannot be read is followed as well: it spoils every look at all that is followed, so that
+/// only a message, which has nobody look but at what it names, can tell the others.
+#[tokio::test]
+async fn who_follows_is_told_by_the_message_alone() {
+    let app = TestApp::spawn().await;
+    let sale = app.sale(5).await;
+    let (at, _program) = app.start_gateway_program().await;
+    let follow = async |buyer: &str, id: OrderId| {
+        let path = format!("/api/v1/orders/{id}/events");
+        Events::open(app.request_at(at, Method::GET, &path).bearer_auth(token(buyer))).await
+    };
+    let worker = app.start_worker().await;
+    let spoiled = app.place_committed(sale, "bob").await;
+    worker.stop(SOON).await;
+    let mut of_bob = follow("bob", spoiled).await;
+    assert_eq!(of_bob.next_state().await, "awaiting_payment");
+    let spoil = format!("UPDATE orders SET price_currency = '?' WHERE id = {spoiled}");
+    assert_eq!(app.execute(&spoil).await, 1);
+
+    let by_events = app.place(sale, "alice").await.receipt();
+    let by_wait = app.place(sale, "carol").await.receipt();
+    let mut of_alice = follow("alice", by_events).await;
+    assert_eq!(of_alice.next_state().await, "queued");
+    let wait = async {
+        let path = format!("/api/v1/orders/{by_wait}?wait=30");
+        send(app.request_at(at, Method::GET, &path).bearer_auth(token("carol"))).await
+    };
+    let commit = async {
+        let all_follow = async || {
+            let answer = send(app.client.get(format!("http://{}/metrics", at.admin))).await;
+            answer.text.lines().any(|line| line == "flashsale_followed_orders 3")
+        };
+        eventually(SOON, "three orders are followed", all_follow).await;
+        app.start_worker().await
+    };
+    let (answer, _worker) = tokio::join!(wait, commit);
+    assert_eq!(state_of(&answer), "awaiting_payment");
+    assert_eq!(of_alice.next_state().await, "awaiting_payment");
+    app.execute(&format!("UPDATE orders SET pay_by_ms = 1 WHERE id = {by_events}")).await;
+    assert_eq!(of_alice.next_state().await, "expired");
+
+    // No other look can have told them: one at all three fails, and bob has followed to this day.
+    assert!(app.database.find_orders(&[spoiled, by_events, by_wait]).await.is_err());
+    app.execute(&format!("UPDATE orders SET price_currency = 'CNY' WHERE id = {spoiled}")).await;
+    assert_eq!(app.cancel("bob", spoiled).await.status, 200);
+    assert_eq!(of_bob.next_state().await, "cancelled");
+}
+
 #[tokio::test]
 async fn who_waits_is_told_though_the_subscription_was_killed() {
     let redis = RedisServer::start();
