@@ -96,7 +96,7 @@ pub struct AdminSettings {
 /// Section `redis`.
 #[derive(Debug, Clone)]
 pub struct RedisSettings {
-    /// `redis://`, `redis+unix://` or `unix://`.
+    /// `redis://`, `redis+sentinel://`, `redis+unix://` or `unix://`.
     pub url: SecretString,
     /// What every key starts with.
     pub prefix: String,
@@ -323,8 +323,9 @@ impl Settings {
             redis: RedisSettings {
                 url: from.secret(
                     "redis.url",
-                    "redis://, redis+unix:// or unix:// (TLS, rediss://, is not built in)",
-                    |url| check_scheme(url, &["redis", "redis+unix", "unix"]),
+                    "redis://, redis+sentinel://, redis+unix:// or unix:// (TLS, rediss://, is not \
+                     built in)",
+                    |url| check_scheme(url, &["redis", "redis+sentinel", "redis+unix", "unix"]),
                 ),
                 prefix: from.parsed(
                     "redis.prefix",

@@ -34,7 +34,8 @@ impl StartCheck {
     /// Asks settings and database, and in production Redis too if it answers.
     ///
     /// # Errors
-    /// In production, when something is unsafe and not allowed; and when the database cannot be asked.
+    /// In production, when something is unsafe and not allowed; when the database cannot be asked; and
+    /// when the sentinels of `redis.url` do not know its service.
     pub async fn begin(
         settings: &Settings,
         redis: &Redis,
@@ -42,6 +43,7 @@ impl StartCheck {
         readiness: &Readiness,
     ) -> anyhow::Result<Self> {
         readiness.register(CHECK_SAFETY);
+        redis.check_service().await.context("redis.url cannot be used")?;
         let mut checks = doctor::of_settings(settings);
         let asked = "the database cannot be asked how it is set up";
         checks.extend(doctor::of_database(database).await.context(asked)?);

@@ -14,9 +14,11 @@ use redis::aio::ConnectionManager;
 use redis::{Cmd, ErrorKind, FromRedisValue as _, RedisResult, ServerErrorKind, Value, cmd, pipe};
 use tracing::{info, warn};
 
+use crate::admission_line::Line;
 use crate::connect::millis;
+use crate::primary::Primary;
 use crate::scripts::ADMIT;
-use crate::{Keys, RedisFault};
+use crate::{Keys, RedisConfig, RedisFault};
 
 /// The most orders, open and closed, that one buyer's record may hold: buying and cancelling in a
 /// loop must not grow a record without end.
@@ -25,7 +27,7 @@ pub const ORDERS_PER_BUYER_MAX: u16 = 20;
 /// A connection that only admits.
 #[derive(Clone)]
 pub struct AdmissionConnection {
-    manager: ConnectionManager,
+    line: Line,
     keys: Keys,
     replicas: Option<Replicas>,
     /// Replicas stay away or come back for all clones together: it is said once.
@@ -74,8 +76,13 @@ pub struct AdmissionBatch {
 }
 
 impl AdmissionConnection {
-    pub(crate) fn new(manager: ConnectionManager, keys: Keys) -> Self {
-        Self { manager, keys, replicas: None, unconfirmed: Arc::default() }
+    pub(crate) fn new(
+        primary: &Primary,
+        config: &RedisConfig,
+        keys: Keys,
+    ) -> Result<Self, RedisFault> {
+        let line = Line::new(primary, config)?;
+        Ok(Self { line, keys, replicas: None, unconfirmed: Arc::default() })
     }
 
     /// Waits for replicas behind every batch.
@@ -90,7 +97,9 @@ impl AdmissionConnection {
     /// # Errors
     /// When it is not.
     pub async fn ping(&mut self) -> Result<(), RedisFault> {
-        Ok(redis::cmd("PING").query_async(&mut self.manager).await?)
+        let mut connection = self.line.connection().await?;
+        let answer = cmd("PING").query_async(&mut connection).await;
+        Ok(self.line.noted(answer)?)
     }
 
     /// Decides every request of `requests`, in order and atomically.
@@ -121,14 +130,16 @@ impl AdmissionConnection {
             call.arg(request.user_id.as_str()).arg(digest).arg("");
             count += 1;
         }
-        let (reply, confirmed) = match self.send(&call).await {
+        let mut connection = self.line.connection().await?;
+        let sent = match self.send(&call, &mut connection).await {
             // The script cache is empty: nothing has run.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                ADMIT.load_async(&mut self.manager).await?;
-                self.send(&call).await?
+                self.line.noted(ADMIT.load_async(&mut connection).await)?;
+                self.send(&call, &mut connection).await
             }
-            sent => sent?,
+            sent => sent,
         };
+        let (reply, confirmed) = self.line.noted(sent)?;
         let mut batch = parse_reply(partition, &reply, count, started.elapsed())?;
         let says_yes =
             |outcome: &Result<_, _>| matches!(outcome, Ok(_) | Err(Refusal::AlreadyOrdered(_)));
@@ -152,13 +163,17 @@ impl AdmissionConnection {
     }
 
     /// The script's reply, and whether the replicas have what it wrote, or why that is not known.
-    async fn send(&mut self, call: &Cmd) -> RedisResult<(Vec<Value>, Result<(), String>)> {
+    async fn send(
+        &self,
+        call: &Cmd,
+        connection: &mut ConnectionManager,
+    ) -> RedisResult<(Vec<Value>, Result<(), String>)> {
         let Some(replicas) = self.replicas else {
-            return Ok((call.query_async(&mut self.manager).await?, Ok(())));
+            return Ok((call.query_async(connection).await?, Ok(())));
         };
         let mut both = pipe();
         both.ignore_errors().add_command(call.clone()).add_command(replicas.wait());
-        let replies: Vec<RedisResult<Value>> = both.query_async(&mut self.manager).await?;
+        let replies: Vec<RedisResult<Value>> = both.query_async(connection).await?;
         let mut replies = replies.into_iter();
         let (Some(reply), Some(waited), None) = (replies.next(), replies.next(), replies.next())
         else {

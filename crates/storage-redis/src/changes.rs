@@ -50,7 +50,9 @@ impl Redis {
     /// When Redis cannot be reached.
     pub async fn changed_orders(&self) -> Result<ChangedOrders, RedisFault> {
         let connect = async {
-            let mut subscription = self.client.get_async_pubsub().await?;
+            let server = self.primary.server().await?;
+            let connected = server.client.get_async_pubsub().await;
+            let mut subscription = connected.inspect_err(|_| self.primary.doubt())?;
             subscription.subscribe(self.keys.changes()).await?;
             Ok::<_, RedisFault>(subscription.into_on_message())
         };

@@ -5,18 +5,19 @@
 
 use std::time::Duration;
 
-use deadpool_redis::{Manager, Pool, Runtime};
 use flashsale_domain::Partition;
 use rand::RngExt as _;
 use redis::AsyncConnectionConfig;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig, MultiplexedConnection};
+use redis::aio::MultiplexedConnection;
 
-use crate::{AdmissionConnection, Keys, OrderReader, RedisFault};
+use crate::primary::Primary;
+use crate::{AdmissionConnection, Keys, NotFound, OrderReader, RedisFault};
 
 /// Where Redis is and how to treat it.
 #[derive(Clone)]
 pub struct RedisConfig {
-    /// `redis://[user:password@]host:port[/db]`.
+    /// `redis://[user:password@]host:port[/db]`, or
+    /// `redis+sentinel://[user:password@]host:port[,host:port...]/service[/db]`.
     pub url: String,
     /// Prefix of every key.
     pub prefix: String,
@@ -33,8 +34,7 @@ pub struct RedisConfig {
 /// Access to the deployment's Redis. Cheap to clone.
 #[derive(Clone)]
 pub struct Redis {
-    pub(crate) client: redis::Client,
-    pool: Pool,
+    pub(crate) primary: Primary,
     pub(crate) config: RedisConfig,
     pub(crate) keys: Keys,
 }
@@ -45,21 +45,9 @@ impl Redis {
     /// # Errors
     /// When the URL is not one of Redis.
     pub fn new(config: RedisConfig) -> Result<Self, RedisFault> {
-        let client = redis::Client::open(config.url.as_str())?;
-        let connection = AsyncConnectionConfig::new()
-            .set_response_timeout(Some(config.response_timeout))
-            .set_connection_timeout(Some(config.connect_timeout));
-        let manager = Manager::new_with_config(config.url.as_str(), connection)?;
-        let pool = Pool::builder(manager)
-            .max_size(config.pool_max)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(config.response_timeout))
-            .create_timeout(Some(config.connect_timeout))
-            .recycle_timeout(Some(config.response_timeout))
-            .build()
-            .expect("a runtime is set, which is all that building needs");
+        let primary = Primary::new(&config)?;
         let keys = Keys::new(config.prefix.clone());
-        Ok(Self { client, pool, config, keys })
+        Ok(Self { primary, config, keys })
     }
 
     /// Every partition of the deployment.
@@ -73,13 +61,7 @@ impl Redis {
     /// # Errors
     /// When the connection's settings are refused.
     pub fn admission_connection(&self) -> Result<AdmissionConnection, RedisFault> {
-        let config = ConnectionManagerConfig::new()
-            .set_response_timeout(Some(self.config.response_timeout))
-            .set_connection_timeout(Some(self.config.connect_timeout))
-            .set_number_of_retries(1)
-            .set_max_delay(Duration::from_millis(200));
-        let manager = ConnectionManager::new_lazy_with_config(self.client.clone(), config)?;
-        Ok(AdmissionConnection::new(manager, self.keys.clone()))
+        AdmissionConnection::new(&self.primary, &self.config, self.keys.clone())
     }
 
     /// A reader of one partition's orders stream, with a connection of its own whose timeout lies
@@ -97,9 +79,24 @@ impl Redis {
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(block + self.config.response_timeout))
             .set_connection_timeout(Some(self.config.connect_timeout));
-        let connection: MultiplexedConnection =
-            self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(OrderReader::new(connection, self.keys.orders(partition), consumer.to_owned(), block))
+        let server = self.primary.server().await?;
+        let connected = server.client.get_multiplexed_async_connection_with_config(&config).await;
+        let connection: MultiplexedConnection = connected.inspect_err(|_| self.primary.doubt())?;
+        let key = self.keys.orders(partition);
+        let at = (self.primary.clone(), server);
+        Ok(OrderReader::new(connection, at, key, consumer.to_owned(), block))
+    }
+
+    /// Asks the sentinels, where there are some, whether they know the service of the URL: what they
+    /// have never heard of does not come by waiting.
+    ///
+    /// # Errors
+    /// When they answer, and do not know it.
+    pub async fn check_service(&self) -> Result<(), RedisFault> {
+        match self.primary.server().await {
+            Err(unknown @ RedisFault::Primary(NotFound::UnknownService(_))) => Err(unknown),
+            _ => Ok(()),
+        }
     }
 
     /// Asks Redis whether it is there.
@@ -123,7 +120,8 @@ impl Redis {
     }
 
     pub(crate) async fn connection(&self) -> Result<deadpool_redis::Connection, RedisFault> {
-        Ok(self.pool.get().await?)
+        let server = self.primary.server().await?;
+        Ok(server.pool.get().await.inspect_err(|_| self.primary.doubt())?)
     }
 }
 

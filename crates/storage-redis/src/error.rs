@@ -3,6 +3,8 @@
 use deadpool_redis::PoolError;
 use redis::{ErrorKind, RedisError};
 
+use crate::NotFound;
+
 /// Redis could not be asked, or did not answer as it should. Never a "no" to a buyer.
 #[derive(Debug, thiserror::Error)]
 pub enum RedisFault {
@@ -12,6 +14,12 @@ pub enum RedisFault {
     /// No connection could be had from the pool.
     #[error("redis connection pool: {0}")]
     Pool(#[from] PoolError),
+    /// The sentinels led to no primary; nothing was sent.
+    #[error("redis: {0}")]
+    Primary(#[from] NotFound),
+    /// A URL of sentinels that cannot be used.
+    #[error("a redis+sentinel:// URL that {0}")]
+    Url(String),
     /// Redis answered in a shape that this version does not know.
     #[error("redis answered {command} in an unexpected shape: {detail}")]
     Reply {
@@ -45,7 +53,7 @@ impl RedisFault {
                         || error.kind() == ErrorKind::Io)
             }
             Self::Reply { .. } => true,
-            Self::Pool(_) => false,
+            Self::Pool(_) | Self::Primary(_) | Self::Url(_) => false,
         }
     }
 }

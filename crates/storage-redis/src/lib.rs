@@ -6,6 +6,7 @@
 
 mod adjust;
 mod admission;
+mod admission_line;
 mod changes;
 mod connect;
 mod dead_letters;
@@ -15,12 +16,14 @@ mod gate;
 mod holding;
 mod keys;
 mod order_stream;
+mod primary;
 mod reacquire;
 mod record;
 mod release;
 mod rights;
 mod sales;
 mod scripts;
+mod sentinels;
 mod server;
 
 pub use adjust::Adjusted;
@@ -41,4 +44,5 @@ pub use reacquire::{ReacquireRequest, Reacquired};
 pub use record::{Record, RecordError, RecordItem};
 pub use release::{ReleaseRequest, Released, SOLD_OUT_LEASE};
 pub use sales::{BuyersPage, Fence, LoadedSale, RecordsPage, SaleAccount};
+pub use sentinels::NotFound;
 pub use server::ServerFacts;

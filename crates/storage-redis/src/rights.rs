@@ -82,8 +82,9 @@ impl Redis {
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(Some(self.config.response_timeout))
             .set_connection_timeout(Some(self.config.connect_timeout));
+        let server = self.primary.server().await?;
         let mut connection =
-            self.client.get_multiplexed_async_connection_with_config(&config).await?;
+            server.client.get_multiplexed_async_connection_with_config(&config).await?;
         // Alone, because outside of a transaction the others would be carried out.
         match cmd("MULTI").query_async::<()>(&mut connection).await {
             Err(error) if is_denied(&error) => return Ok(vec!["multi".to_owned()]),
@@ -177,8 +178,8 @@ mod tests {
         commands_in(&root.join("src"), "rs", &["cmd(\""], '"', &mut used);
         assert!(used.contains("xreadgroup") && used.contains("publish"), "{used:?}");
         let listed: BTreeSet<_> = COMMANDS.iter().map(|words| name(words)).collect();
-        // Those of the check itself, and those that only some deployments use.
-        let apart = ["multi", "wait", "waitaof", "config|get"].map(str::to_owned);
+        // Those of the check itself, those that only some deployments use, and what sentinels are asked.
+        let apart = ["multi", "wait", "waitaof", "config|get", "sentinel"].map(str::to_owned);
         let missing: Vec<_> =
             used.iter().filter(|it| !listed.contains(*it) && !apart.contains(it)).collect();
         assert!(missing.is_empty(), "{missing:?} are used and not listed");

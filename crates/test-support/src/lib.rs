@@ -11,6 +11,7 @@ mod postgres_server;
 mod process;
 mod program;
 mod redis_server;
+mod sentinel_group;
 mod temp;
 mod unique;
 
@@ -19,5 +20,6 @@ pub use port::free_port;
 pub use postgres_server::{PostgresServer, PostgresServerBuilder};
 pub use program::{Program, ProgramBuilder, binary};
 pub use redis_server::{RedisServer, RedisServerBuilder};
+pub use sentinel_group::SentinelGroup;
 pub use temp::{TempDir, temp_dir};
 pub use unique::unique;

@@ -234,7 +234,7 @@ impl RedisServerBuilder {
     }
 }
 
-fn find_program() -> anyhow::Result<PathBuf> {
+pub(crate) fn find_program() -> anyhow::Result<PathBuf> {
     let found = match std::env::var_os("REDIS_SERVER_BIN") {
         Some(path) => Some(PathBuf::from(path)).filter(|path| path.is_file()),
         None => find_on_path("redis-server"),
@@ -268,13 +268,19 @@ fn answers(pid: u32, port: u16) -> std::io::Result<bool> {
     Ok(info(port, "server")?.contains(&format!("process_id:{pid}\r\n")))
 }
 
-/// A section of INFO from a Redis that serves; empty from one that does not yet. PING comes last
-/// because it is refused while a file is being loaded.
+/// A section of INFO from a Redis that serves; empty from one that does not yet.
 fn info(port: u16, section: &str) -> std::io::Result<String> {
+    ask(port, &format!("INFO {section}"))
+}
+
+/// What a Redis that serves answers to a command, as it comes over the wire; empty from one that does
+/// not serve yet, and where the answer is an error. PING comes last because it is refused while a
+/// file is being loaded.
+pub(crate) fn ask(port: u16, command: &str) -> std::io::Result<String> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    stream.write_all(format!("INFO {section}\r\nPING\r\n").as_bytes())?;
+    stream.write_all(format!("{command}\r\nPING\r\n").as_bytes())?;
     let mut answer = Vec::new();
     let mut chunk = [0; 4096];
     loop {

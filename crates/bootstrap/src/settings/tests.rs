@@ -291,7 +291,7 @@ fn secrets_are_never_shown() {
     let settings = accept(
         "",
         &[
-            ("FLASHSALE__REDIS__URL", &url("redis")),
+            ("FLASHSALE__REDIS__URL", &url("redis+sentinel")),
             ("FLASHSALE__DATABASE__URL", &url("postgres")),
             ("FLASHSALE__AUTH__JWT_SECRET", SECRET),
             ("FLASHSALE__PAYMENT__WEBHOOK_SECRET", &format!("{SECRET} {SECRET}{SECRET}")),

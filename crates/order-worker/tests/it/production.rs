@@ -1,7 +1,7 @@
 //! `profile = "production"`: a worker refuses to start on what is unsafe, and asks a Redis that is away
 //! when it is there.
 
-use flashsale_test_support::{RedisServer, eventually};
+use flashsale_test_support::{RedisServer, SentinelGroup, eventually};
 
 use crate::support::{Plan, SOON};
 
@@ -35,4 +35,20 @@ async fn a_worker_refuses_an_unsafe_redis_at_its_start_or_when_it_is_there() {
     let ended = waits.program.wait_exit(SOON).expect("it ends by itself");
     assert_eq!(ended.code(), Some(1), "{}", waits.program.log());
     assert!(waits.program.log().contains("(aof-off)"), "{}", waits.program.log());
+}
+
+#[tokio::test]
+async fn a_service_that_the_sentinels_do_not_know_ends_the_start() {
+    let redis = RedisServer::start();
+    let group = SentinelGroup::start("shop", &redis, 0);
+    let stand = Plan::sqlite().redis(&redis).stand().await;
+    let at = |service: &str| [("FLASHSALE__REDIS__URL", group.url_of(service))];
+    let known = stand.real_worker(&at("shop"));
+    known.admin.wait_for_readiness(true).await;
+
+    let refused = stand.real_worker(&at("shpo"));
+    let ended = refused.program.wait_exit(SOON).expect("it does not start");
+    assert_eq!(ended.code(), Some(1), "{}", refused.program.log());
+    let log = refused.program.log();
+    assert!(log.contains("redis.url") && log.contains("know no service"), "{log}");
 }

@@ -1,5 +1,6 @@
 //! Reading entries, and acknowledging what is done.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use flashsale_domain::{EntryId, Partition};
@@ -8,6 +9,7 @@ use redis::{FromRedisValue as _, RedisError, Value};
 
 use super::{GROUP, RawEntry};
 use crate::connect::millis;
+use crate::primary::{Primary, Server};
 use crate::{Redis, RedisFault};
 
 /// Why a blocking read gave nothing.
@@ -25,6 +27,8 @@ pub enum ReadError {
 /// Reads new entries of one partition, blocking for a while when there are none.
 pub struct OrderReader {
     connection: MultiplexedConnection,
+    /// Where the connection leads, and who knows whether that is still right.
+    at: (Primary, Arc<Server>),
     key: String,
     consumer: String,
     block: Duration,
@@ -33,11 +37,12 @@ pub struct OrderReader {
 impl OrderReader {
     pub(crate) fn new(
         connection: MultiplexedConnection,
+        at: (Primary, Arc<Server>),
         key: String,
         consumer: String,
         block: Duration,
     ) -> Self {
-        Self { connection, key, consumer, block }
+        Self { connection, at, key, consumer, block }
     }
 
     /// Up to `count` entries that no consumer has had yet; empty when none came in time.
@@ -48,6 +53,11 @@ impl OrderReader {
     /// # Errors
     /// See [`ReadError`].
     pub async fn read(&mut self, count: usize) -> Result<Vec<RawEntry>, ReadError> {
+        let (primary, server) = &self.at;
+        if !primary.is_still(server).await? {
+            let moved = "another server is the primary now";
+            return Err(ReadError::Fault(RedisFault::reply("XREADGROUP", moved)));
+        }
         let reply: Result<Value, RedisError> = redis::cmd("XREADGROUP")
             .arg("GROUP")
             .arg(GROUP)
@@ -61,6 +71,9 @@ impl OrderReader {
             .arg(">")
             .query_async(&mut self.connection)
             .await;
+        if let Err(error) = &reply {
+            primary.doubt_after(error);
+        }
         match reply {
             Ok(Value::Nil) => Ok(Vec::new()),
             Ok(reply) => Ok(parse_streams(reply)?),

@@ -12,6 +12,7 @@ mod race;
 mod reacquire;
 mod release;
 mod replicas;
+mod sentinels;
 mod stream;
 mod support;
 mod trim;

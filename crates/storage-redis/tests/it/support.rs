@@ -171,9 +171,14 @@ impl Deployment {
 
     /// The same with another patience than the generous one.
     pub(crate) async fn with_response_timeout(server: &RedisServer, timeout: Duration) -> Self {
+        Self::with_url(server, server.url(), timeout).await
+    }
+
+    /// The same, where the crate finds the server by another URL.
+    pub(crate) async fn with_url(server: &RedisServer, url: String, timeout: Duration) -> Self {
         let prefix = unique("fs");
         let redis = Redis::new(RedisConfig {
-            url: server.url(),
+            url,
             prefix: prefix.clone(),
             partitions: 4,
             response_timeout: timeout,

@@ -5,6 +5,7 @@ mod death_of_the_test;
 mod postgres_server;
 mod program;
 mod redis_server;
+mod sentinel_group;
 
 use std::path::Path;
 
