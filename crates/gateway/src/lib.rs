@@ -1,6 +1,6 @@
 //! The gateway: HTTP in, an admission decision out.
 //!
-//! An order's way: `routes/orders` → `admission_queue` → `lua/admit.lua`. On that way no database is
+//! An order's way: `routes/placing` → `admission_queue` → `lua/admit.lua`. On that way no database is
 //! read: the sale comes from the `catalogue`, the buyer from the token.
 
 mod admission_queue;
@@ -17,6 +17,7 @@ mod openapi;
 mod operators;
 mod problem;
 mod receipts;
+mod request_body;
 mod routes;
 mod unread_body;
 

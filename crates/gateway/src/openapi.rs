@@ -4,7 +4,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
 use crate::operators;
-use crate::routes::{events, orders, payments, sales};
+use crate::routes::{events, orders, payments, placing, sales};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -23,7 +23,7 @@ use crate::routes::{events, orders, payments, sales};
         sales::list,
         sales::show,
         events::sale,
-        orders::place,
+        placing::place,
         orders::show,
         events::order,
         orders::list,

@@ -9,6 +9,7 @@ pub(crate) mod docs;
 pub(crate) mod events;
 pub(crate) mod orders;
 pub(crate) mod payments;
+pub(crate) mod placing;
 pub(crate) mod sales;
 
 /// Every path; a method that a path does not have is told which it has.
@@ -16,7 +17,7 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
     config
         .service(
             web::resource("/api/v1/sales/{sale}/orders")
-                .route(web::post().to(orders::place))
+                .route(web::post().to(placing::place))
                 .default_service(web::to(|| only("POST"))),
         )
         .service(

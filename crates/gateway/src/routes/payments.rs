@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use crate::app::State;
 use crate::headers::at_most_one;
 use crate::problem::{Problem, ProblemBody};
-use crate::routes::orders::read_body;
+use crate::request_body::read_body;
 
 /// The one type of message that is acted on.
 const PAYMENT_SUCCEEDED: &str = "payment.succeeded";

@@ -1,0 +1,225 @@
+//! Placing an order: the way that must be short. From here it goes to `admission_queue`, or for a
+//! direct sale to `direct`.
+
+use actix_web::http::header::{CACHE_CONTROL, LOCATION};
+use actix_web::{HttpRequest, HttpResponse, web};
+use flashsale_bootstrap::error_quietly;
+use flashsale_domain::{
+    Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, Partition, Refusal,
+    SaleId, SaleMode, UserId,
+};
+use flashsale_storage_sql::DirectAnswer;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::admission_queue::{AdmissionQueue, NoDecision};
+use crate::app::State;
+use crate::auth::Buyer;
+use crate::catalogue::Catalogue;
+use crate::headers::at_most_one;
+use crate::problem::{Problem, ProblemBody};
+use crate::request_body::check_body;
+use crate::routes::time_of;
+
+const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+const IDEMPOTENCY_REPLAYED: &str = "Idempotency-Replayed";
+
+/// What a buyer gets at once.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OrderReceipt {
+    /// The order's id, for good: a string, because it does not fit a JavaScript number.
+    #[schema(value_type = String, example = "385724913408081920")]
+    order_id: OrderId,
+    /// The sale.
+    #[schema(value_type = String, example = "1")]
+    sale_id: SaleId,
+    /// `queued`; `awaiting_payment` in a direct sale.
+    #[schema(value_type = String, example = "queued")]
+    state: OrderState,
+}
+
+/// Place an order of one unit.
+///
+/// The same Idempotency-Key from the same buyer for the same sale is always answered with the same
+/// order. No body is needed; a JSON object is accepted and ignored.
+#[utoipa::path(
+    post, path = "/api/v1/sales/{sale}/orders", tag = "orders", security(("bearer" = [])),
+    params(
+        ("sale" = String, Path, description = "The sale's id"),
+        ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible ASCII characters"),
+    ),
+    responses(
+        (status = 202, body = OrderReceipt, description = "Admitted; it becomes a row at once or soon",
+            headers(
+                ("Location" = String, description = "Where to follow the order"),
+                ("Idempotency-Replayed" = bool, description = "true when the key was answered before"),
+            )),
+        (status = 201, body = OrderReceipt, description = "Committed (direct sale)"),
+        (status = 400, body = ProblemBody, description = "invalid-request"),
+        (status = 401, body = ProblemBody, description = "unauthorized"),
+        (status = 404, body = ProblemBody, description = "sale-not-found"),
+        (status = 409, body = ProblemBody,
+            description = "sold-out, already-ordered, not-started, ended, paused"),
+        (status = 408, body = ProblemBody, description = "request-timeout"),
+        (status = 413, body = ProblemBody, description = "too-large"),
+        (status = 415, body = ProblemBody, description = "unsupported-media-type"),
+        (status = 503, body = ProblemBody,
+            description = "overloaded, sale-unavailable, outcome-unknown"),
+    ),
+)]
+pub(crate) async fn place(
+    request: HttpRequest,
+    path: web::Path<String>,
+    buyer: Buyer,
+    body: web::Payload,
+    queue: web::ThinData<AdmissionQueue>,
+    state: web::Data<State>,
+) -> Result<HttpResponse, Problem> {
+    let sale: SaleId = path.parse().map_err(|_| Problem::SaleNotFound)?;
+    let digest = idempotency_key(&request)?.map(|key| key.digest());
+    let (mode, partition) = route(&state, sale).await?;
+    check_body(&request, body, &state).await?;
+
+    match (mode, partition) {
+        (SaleMode::Queued, Some(partition)) => {
+            if let Some(refusal) = refuse_from_memory(&state, sale, &buyer.user_id) {
+                count_admission(&state, sale, refusal.as_str());
+                metrics::counter!("flashsale_local_refusals_total", "outcome" => refusal.as_str())
+                    .increment(1);
+                return Err(problem_of_refusal(refusal, sale, &state.catalogue));
+            }
+            let wish = AdmissionRequest { user_id: buyer.user_id, digest };
+            let outcome = queue.admit(partition, sale, wish).await;
+            let label = match &outcome {
+                Ok(Ok(Admission { replayed: false, .. })) => "admitted",
+                Ok(Ok(Admission { replayed: true, .. })) => "replayed",
+                Ok(Err(refusal)) => refusal.as_str(),
+                Err(no_decision) => no_decision_label(*no_decision),
+            };
+            count_admission(&state, sale, label);
+            let admission = outcome
+                .map_err(problem_of_no_decision)?
+                .map_err(|refusal| problem_of_refusal(refusal, sale, &state.catalogue))?;
+            Ok(accepted(sale, admission))
+        }
+        (SaleMode::Queued, None) => Err(Problem::SaleUnavailable),
+        (SaleMode::Direct, _) => {
+            let answer = state.direct.place(sale, buyer.user_id, digest).await;
+            let label = match &answer {
+                Ok(DirectAnswer::Placed(_)) => "admitted",
+                Ok(DirectAnswer::Replayed(_)) => "replayed",
+                Ok(DirectAnswer::Refused(refusal)) => refusal.as_str(),
+                Ok(DirectAnswer::IdTaken) => "unavailable",
+                Err(no_decision) => no_decision_label(*no_decision),
+            };
+            count_admission(&state, sale, label);
+            match answer.map_err(problem_of_no_decision)? {
+                DirectAnswer::Placed(order) => Ok(created(&order, false)),
+                DirectAnswer::Replayed(order) => Ok(created(&order, true)),
+                DirectAnswer::Refused(refusal) => {
+                    Err(problem_of_refusal(refusal, sale, &state.catalogue))
+                }
+                DirectAnswer::IdTaken => Err(Problem::SaleUnavailable),
+            }
+        }
+    }
+}
+
+/// Where a sale lives and how it decides. One that is not known may have been published a moment
+/// ago: then the database is asked before anybody is told that there is no such sale.
+pub(crate) async fn route(
+    state: &State,
+    sale: SaleId,
+) -> Result<(SaleMode, Option<Partition>), Problem> {
+    if let Some(route) = state.catalogue.route(sale) {
+        return Ok(route);
+    }
+    state.newest_sales.look().await.map_err(|_| Problem::SaleUnavailable)?;
+    state.catalogue.route(sale).ok_or(Problem::SaleNotFound)
+}
+
+/// What is certain without asking Redis.
+fn refuse_from_memory(state: &State, sale: SaleId, user: &UserId) -> Option<Refusal> {
+    if state.catalogue.is_long_before_start(sale) {
+        return Some(Refusal::NotStarted);
+    }
+    state.leases.refuse(sale, user)
+}
+
+fn accepted(sale_id: SaleId, admission: Admission) -> HttpResponse {
+    let receipt = OrderReceipt { order_id: admission.order_id, sale_id, state: OrderState::Queued };
+    answer(HttpResponse::Accepted(), &receipt, admission.replayed)
+}
+
+fn created(order: &Order, replayed: bool) -> HttpResponse {
+    let receipt = OrderReceipt { order_id: order.id, sale_id: order.sale_id, state: order.state };
+    answer(HttpResponse::Created(), &receipt, replayed)
+}
+
+fn answer(
+    mut response: actix_web::HttpResponseBuilder,
+    receipt: &OrderReceipt,
+    replayed: bool,
+) -> HttpResponse {
+    response
+        .insert_header((LOCATION, format!("/api/v1/orders/{}", receipt.order_id)))
+        .insert_header((CACHE_CONTROL, "no-store"));
+    if replayed {
+        response.insert_header((IDEMPOTENCY_REPLAYED, "true"));
+    }
+    response.json(receipt)
+}
+
+fn count_admission(state: &State, sale: SaleId, outcome: &'static str) {
+    state.answers.count(sale, outcome);
+    metrics::counter!("flashsale_admissions_total", "sale" => sale.to_string(), "outcome" => outcome)
+        .increment(1);
+}
+
+const fn no_decision_label(no_decision: NoDecision) -> &'static str {
+    match no_decision {
+        NoDecision::Overloaded => "overloaded",
+        NoDecision::Unavailable => "unavailable",
+        NoDecision::OutcomeUnknown => "outcome_unknown",
+    }
+}
+
+const fn problem_of_no_decision(no_decision: NoDecision) -> Problem {
+    match no_decision {
+        NoDecision::Overloaded => Problem::Overloaded,
+        NoDecision::Unavailable => Problem::SaleUnavailable,
+        NoDecision::OutcomeUnknown => Problem::OutcomeUnknown,
+    }
+}
+
+fn problem_of_refusal(refusal: Refusal, sale: SaleId, catalogue: &Catalogue) -> Problem {
+    match refusal {
+        Refusal::AlreadyOrdered(id) => Problem::AlreadyOrdered(id),
+        Refusal::SoldOut => Problem::SoldOut,
+        Refusal::NotStarted => match catalogue.find(sale) {
+            Some(entry) => {
+                let opens_ms = entry.sale.window.opens_ms();
+                let wait_ms = u64::try_from(opens_ms - catalogue.now_ms()).unwrap_or(0);
+                let retry_after_s = wait_ms.div_ceil(1000).max(1);
+                Problem::NotStarted { opens_at: time_of(opens_ms), retry_after_s }
+            }
+            None => Problem::SaleUnavailable,
+        },
+        Refusal::Ended => Problem::Ended,
+        Refusal::Paused => Problem::Paused,
+        Refusal::NotLoaded => Problem::SaleUnavailable,
+        Refusal::ClockFault => {
+            error_quietly!(sale.id = %sale, "clock fault: no order id can be given for sale {sale}");
+            Problem::SaleUnavailable
+        }
+    }
+}
+
+fn idempotency_key(request: &HttpRequest) -> Result<Option<IdempotencyKey>, Problem> {
+    let Some(value) = at_most_one(request, IDEMPOTENCY_KEY)? else { return Ok(None) };
+    let key = value.to_str().ok().and_then(|text| IdempotencyKey::new(text).ok());
+    key.map(Some).ok_or_else(|| {
+        let allowed = "an Idempotency-Key has 1 to 255 visible ASCII characters";
+        Problem::InvalidRequest(allowed.to_owned())
+    })
+}
