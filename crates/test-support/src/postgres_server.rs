@@ -143,6 +143,32 @@ impl PostgresServer {
         self.try_start_again().unwrap_or_else(|error| panic!("{error:#}"));
     }
 
+    /// Keeps a copy of all that a stopped one has, as a backup would.
+    ///
+    /// # Panics
+    /// When it still runs, or its files cannot be copied.
+    pub fn keep_copy(&self) {
+        self.copy_files(&data_path(&self.directory), &copy_path(&self.directory));
+    }
+
+    /// Sets a stopped one back to the copy that was kept: what it was given since is gone.
+    ///
+    /// # Panics
+    /// When it still runs, or no copy was kept.
+    pub fn put_copy_back(&self) {
+        self.copy_files(&copy_path(&self.directory), &data_path(&self.directory));
+    }
+
+    fn copy_files(&self, from: &Path, to: &Path) {
+        assert!(self.process.exit_status().is_some(), "a running PostgreSQL still writes");
+        assert!(from.is_dir(), "there is nothing to copy: {}", from.display());
+        std::fs::remove_dir_all(to).ok();
+        let mut copy = Command::new("cp");
+        // With owners and permissions, which PostgreSQL insists on.
+        copy.arg("-a").arg(from).arg(to);
+        run(copy).unwrap_or_else(|error| panic!("cannot copy PostgreSQL's files: {error:#}"));
+    }
+
     /// Freezes the postmaster and its present connections (SIGSTOP): nothing answers.
     pub fn pause(&self) {
         self.process.signal(Signal::STOP);
@@ -355,6 +381,10 @@ fn is_program(path: &Path) -> bool {
 
 fn data_path(directory: &TempDir) -> PathBuf {
     directory.path().join("data")
+}
+
+fn copy_path(directory: &TempDir) -> PathBuf {
+    directory.path().join("copy")
 }
 
 fn log_path(directory: &TempDir) -> PathBuf {

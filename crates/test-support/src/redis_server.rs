@@ -116,6 +116,17 @@ impl RedisServer {
         self.try_start_again().unwrap_or_else(|error| panic!("{error:#}"));
     }
 
+    /// Removes the append-only file of one that does not run, so that it comes back empty.
+    ///
+    /// # Panics
+    /// When the file cannot be removed.
+    pub fn forget(&self) {
+        let file = self.directory.path().join("appendonlydir");
+        if file.exists() {
+            std::fs::remove_dir_all(&file).expect("our own folder can be removed");
+        }
+    }
+
     /// Starts a replica of this server and waits until it has all that is there.
     ///
     /// # Panics

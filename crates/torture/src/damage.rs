@@ -27,8 +27,10 @@ pub(crate) struct Damage {
     pub(crate) trace_is_gone: bool,
     /// Orders that were lost by this, and settled.
     pub(crate) settled: usize,
-    /// Redis lost everything.
+    /// Redis lost everything, or what it was given last.
     pub(crate) flushed: bool,
+    /// The database was set back.
+    pub(crate) set_back: bool,
     /// What went wrong while a fault was carried out.
     pub(crate) failures: Vec<String>,
 }
@@ -36,10 +38,16 @@ pub(crate) struct Damage {
 impl Damage {
     /// Whether orders may be missing at all.
     pub(crate) fn may_have_lost(&self) -> bool {
+        self.redis_lost() || self.set_back
+    }
+
+    /// Whether it was Redis that lost them.
+    pub(crate) fn redis_lost(&self) -> bool {
         self.flushed || !self.deleted.is_empty()
     }
 
-    /// Whether this order may have been lost, and settled as rejected.
+    /// Whether this order may have been lost, and settled as rejected. What the database lost is not:
+    /// Redis has it.
     pub(crate) fn may_have_lost_order(&self, id: OrderId) -> bool {
         self.flushed || self.deleted.contains(&id)
     }

@@ -15,14 +15,17 @@ use flashsale_operations::{Operations, connect};
 use flashsale_storage_redis::{GateStatus, Keys, Redis};
 use flashsale_storage_sql::Database;
 use flashsale_test_support::{
-    PostgresServer, Program, RedisServer, TempDir, binary, free_port, temp_dir, try_eventually,
+    PostgresServer, Program, RedisServer, SentinelGroup, TempDir, binary, free_port, temp_dir,
+    try_eventually,
 };
 use flashsale_webhooks::Secrets;
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 use tokio::task::block_in_place;
 
+use crate::Kind;
 use crate::damage::Poison;
+use crate::plan::Plan;
 use crate::raw_redis::RawRedis;
 use crate::raw_sql::RawSql;
 
@@ -58,10 +61,36 @@ const PAYMENT_SECRET: &str = "a-payment-secret-of-the-fault-drills";
 /// What a unit costs, in fen.
 pub(crate) const PRICE: i64 = 1_990;
 
+/// The name under which sentinels know the primary.
+const SERVICE: &str = "drills";
+
+/// How a deployment is built; a kind of fault may need another one than most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Build {
+    /// One Redis.
+    Plain,
+    /// Redis with a replica, behind three sentinels.
+    Sentinels,
+}
+
+impl Build {
+    /// What a round needs.
+    pub(crate) fn of(plan: &Plan) -> Self {
+        if plan.has(Kind::SentinelFailover) { Self::Sentinels } else { Self::Plain }
+    }
+}
+
+/// Who takes over from the primary, and who decides it.
+pub(crate) struct Standby {
+    pub(crate) sentinels: SentinelGroup,
+    pub(crate) replica: RedisServer,
+}
+
 /// Servers, programs and access. What is declared first is stopped first.
 pub struct Deployment {
     pub(crate) gateway: Member,
     pub(crate) workers: Vec<Worker>,
+    standby: Option<Standby>,
     pub(crate) redis_server: RedisServer,
     pub(crate) postgres: PostgresServer,
     pub(crate) raw: RawRedis,
@@ -107,17 +136,27 @@ impl Deployment {
     ///
     /// # Errors
     /// When something does not start.
-    pub async fn start() -> anyhow::Result<Self> {
-        let (redis_server, postgres) = block_in_place(|| {
+    pub(crate) async fn start(build: Build) -> anyhow::Result<Self> {
+        let (redis_server, standby, postgres) = block_in_place(|| {
             // No background fsync: while one runs, everysec may answer before it has written, and
             // kill -9 would lose what buyers were told. What is written survives the process.
-            let redis =
-                RedisServer::builder().append_only(true).option("appendfsync", "no").try_start()?;
-            anyhow::Ok((redis, PostgresServer::builder().try_start()?))
+            let options = RedisServer::builder().append_only(true).option("appendfsync", "no");
+            let redis = options.clone().try_start()?;
+            let standby = match build {
+                Build::Plain => None,
+                Build::Sentinels => {
+                    let replica = redis.start_replica(options);
+                    let sentinels = SentinelGroup::try_start(SERVICE, &redis, 1)?;
+                    Some(Standby { sentinels, replica })
+                }
+            };
+            anyhow::Ok((redis, standby, PostgresServer::builder().try_start()?))
         })?;
+        let redis_url =
+            standby.as_ref().map_or_else(|| redis_server.url(), |standby| standby.sentinels.url());
         let database_url = postgres.create_database();
         let settings: Vec<(&'static str, String)> = vec![
-            ("FLASHSALE__REDIS__URL", redis_server.url()),
+            ("FLASHSALE__REDIS__URL", redis_url),
             ("FLASHSALE__REDIS__PREFIX", PREFIX.into()),
             ("FLASHSALE__REDIS__PARTITIONS", PARTITIONS.into()),
             ("FLASHSALE__REDIS__RESPONSE_TIMEOUT", "1s".into()),
@@ -153,6 +192,7 @@ impl Deployment {
             workers,
             raw: RawRedis::new(&redis_server.url(), Keys::new(PREFIX))?,
             sql: RawSql::connect(&database_url).await?,
+            standby,
             redis_server,
             postgres,
             operations: Operations::new(redis.clone(), database.clone()),
@@ -170,6 +210,16 @@ impl Deployment {
         };
         deployment.wait_until_ready().await?;
         Ok(deployment)
+    }
+
+    /// The replica and its sentinels.
+    pub(crate) fn standby(&self) -> anyhow::Result<&Standby> {
+        self.standby.as_ref().context("this deployment has no sentinels")
+    }
+
+    /// The drills' own access to the Redis on this port.
+    pub(crate) fn raw_of(&self, port: u16) -> anyhow::Result<RawRedis> {
+        RawRedis::new(&format!("redis://127.0.0.1:{port}"), Keys::new(PREFIX))
     }
 
     /// Every partition.
@@ -343,6 +393,11 @@ impl Deployment {
         logs.push(("gateway".to_owned(), self.gateway.program.log()));
         logs.extend(self.workers.iter().map(|w| (w.name(), w.member.program.log())));
         logs.push(("redis".to_owned(), self.redis_server.log()));
+        if let Some(standby) = &self.standby {
+            logs.push(("redis-replica".to_owned(), standby.replica.log()));
+            let sentinels = standby.sentinels.logs().into_iter().enumerate();
+            logs.extend(sentinels.map(|(number, log)| (format!("sentinel-{number}"), log)));
+        }
         logs.push(("postgres".to_owned(), self.postgres.log()));
         logs
     }

@@ -13,7 +13,7 @@ use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use crate::damage::{Damage, Poison};
-use crate::deployment::{Deployment, LEAVES_WITHIN};
+use crate::deployment::{Deployment, LEAVES_WITHIN, SOON};
 use crate::plan::{Fault, Phase, Plan};
 use crate::{Kind, poison};
 
@@ -63,17 +63,24 @@ impl Deployment {
             Kind::RedisKill => block_in_place(|| self.redis_server.kill_9()),
             Kind::RedisFlush => {
                 self.raw.flush_all().await?;
-                damage.flushed = true;
-                damage.trace_is_gone = true;
-                for poison in self.poison.values_mut() {
-                    poison.must_be_there = false;
-                }
+                self.note_forgotten(damage);
+            }
+            Kind::RedisAmnesia => {
+                block_in_place(|| {
+                    self.redis_server.kill_9();
+                    self.redis_server.forget();
+                });
+                self.note_forgotten(damage);
+            }
+            Kind::SentinelFailover => {
+                self.leave_replica_behind().await?;
+                self.note_forgotten(damage);
             }
             Kind::ScriptFlush => self.raw.flush_scripts().await?,
             Kind::RedisFull => self.raw.limit_memory(1).await?,
             Kind::GroupDestroy => {
                 self.raw.destroy_group(home).await?;
-                damage.trace_is_gone = damage.may_have_lost();
+                damage.trace_is_gone = damage.redis_lost();
             }
             Kind::EntriesDelete | Kind::StreamTrim => {
                 self.take_entries(fault, home, damage).await?
@@ -81,6 +88,11 @@ impl Deployment {
             Kind::PoisonEntries => self.append_poison(fault, home).await?,
             Kind::PostgresTerminate => block_in_place(|| self.postgres.terminate_backends()),
             Kind::PostgresStop => self.stop_postgres(),
+            Kind::DatabaseRestore => {
+                self.stop_postgres();
+                block_in_place(|| self.postgres.keep_copy());
+                self.start_postgres();
+            }
         }
         Ok(())
     }
@@ -98,7 +110,10 @@ impl Deployment {
             }
             Kind::WorkerFreeze => self.workers[fault.worker].wake(),
             Kind::WorkerTerminate => self.see_leave(plan, fault, damage)?,
-            Kind::RedisKill => block_in_place(|| self.redis_server.start_again()),
+            Kind::RedisKill | Kind::RedisAmnesia => {
+                block_in_place(|| self.redis_server.start_again());
+            }
+            Kind::SentinelFailover => self.fail_over().await?,
             Kind::RedisFull => {
                 // With another fault beside it, something may have to wait.
                 if plan.faults.len() == 1 {
@@ -107,12 +122,57 @@ impl Deployment {
                 self.raw.limit_memory(0).await?;
             }
             Kind::PostgresStop => self.start_postgres(),
+            Kind::DatabaseRestore => {
+                self.stop_postgres();
+                block_in_place(|| self.postgres.put_copy_back());
+                self.start_postgres();
+                damage.set_back = true;
+            }
             Kind::RedisFlush
             | Kind::ScriptFlush
             | Kind::GroupDestroy
             | Kind::PoisonEntries
             | Kind::PostgresTerminate => {}
         }
+        Ok(())
+    }
+
+    /// Redis has lost what it had, bad entries and dead letters too.
+    fn note_forgotten(&mut self, damage: &mut Damage) {
+        damage.flushed = true;
+        damage.trace_is_gone = true;
+        for poison in self.poison.values_mut() {
+            poison.must_be_there = false;
+        }
+    }
+
+    /// Cuts the replica off, and holds the workers still: what is admitted from now on is in the
+    /// primary's memory and nowhere else.
+    async fn leave_replica_behind(&mut self) -> anyhow::Result<()> {
+        for worker in &mut self.workers {
+            worker.freeze();
+        }
+        self.standby()?.replica.pause();
+        // What is on its way already would be read after the pause.
+        self.raw.cut_replicas().await
+    }
+
+    /// Kills the primary, has the sentinels promote the replica that stayed behind, and brings the old
+    /// one back: it holds itself for the primary until the sentinels have made a replica of it.
+    async fn fail_over(&mut self) -> anyhow::Result<()> {
+        block_in_place(|| self.redis_server.kill_9());
+        self.standby()?.replica.resume();
+        for worker in &mut self.workers {
+            worker.wake();
+        }
+        let standby = self.standby()?;
+        let promoted = standby.replica.port();
+        let done = try_eventually(SOON, "the sentinels promote the replica", async || {
+            standby.sentinels.primary_port() == Some(promoted)
+        });
+        done.await.map_err(anyhow::Error::msg)?;
+        self.raw = self.raw_of(promoted)?;
+        block_in_place(|| self.redis_server.start_again());
         Ok(())
     }
 

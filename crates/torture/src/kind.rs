@@ -17,6 +17,10 @@ pub enum Kind {
     RedisKill,
     /// FLUSHALL: Redis forgets everything, and the workers load it from the database
     RedisFlush,
+    /// kill -9 of Redis and a restart without its file: it comes back empty
+    RedisAmnesia,
+    /// Redis behind Sentinel is killed, and a replica is promoted that misses the last writes
+    SentinelFailover,
     /// SCRIPT FLUSH: Redis forgets every script
     ScriptFlush,
     /// Redis has no memory left for a while (maxmemory, noeviction); the backlog drains meanwhile
@@ -33,6 +37,8 @@ pub enum Kind {
     PostgresTerminate,
     /// PostgreSQL is stopped, and started again
     PostgresStop,
+    /// PostgreSQL is set back to a moment ago: what it was given since is gone
+    DatabaseRestore,
 }
 
 impl Kind {
@@ -43,6 +49,8 @@ impl Kind {
         Self::WorkerTerminate,
         Self::RedisKill,
         Self::RedisFlush,
+        Self::RedisAmnesia,
+        Self::SentinelFailover,
         Self::ScriptFlush,
         Self::RedisFull,
         Self::GroupDestroy,
@@ -51,6 +59,7 @@ impl Kind {
         Self::PoisonEntries,
         Self::PostgresTerminate,
         Self::PostgresStop,
+        Self::DatabaseRestore,
     ];
 
     /// Its name on the command line.
@@ -74,9 +83,13 @@ impl Kind {
             // The idle time of the drills' deployment is 1,200 ms: see `deployment.rs`.
             Self::WorkerFreeze => (1_500, 2_200),
             Self::WorkerTerminate => (50, 300),
-            Self::RedisKill => (50, 700),
+            Self::RedisKill | Self::RedisAmnesia => (50, 700),
+            // What the replica misses. Three times as long and the sentinels hold it for dead.
+            Self::SentinelFailover => (150, 350),
             Self::RedisFull => (300, 900),
             Self::PostgresStop => (100, 1_000),
+            // What the database forgets.
+            Self::DatabaseRestore => (300, 900),
             Self::RedisFlush
             | Self::ScriptFlush
             | Self::GroupDestroy
@@ -88,6 +101,12 @@ impl Kind {
     /// Whether it takes orders from the stream; of use only while there are some.
     pub(crate) const fn takes_entries(self) -> bool {
         matches!(self, Self::EntriesDelete | Self::StreamTrim)
+    }
+
+    /// Whether its round has no other fault, and ends with the orders: what is missing afterwards
+    /// could not be told apart.
+    pub const fn is_alone(self) -> bool {
+        matches!(self, Self::SentinelFailover | Self::DatabaseRestore)
     }
 
     /// Whether it is done by asking Redis, which must be there to be asked.

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use crate::Deployment;
 use crate::check::home_of;
 use crate::damage::Damage;
-use crate::deployment::SOON;
+use crate::deployment::{Build, SOON};
 use crate::load::Rush;
 use crate::plan::{Load, Plan};
 use crate::round::write_logs;
@@ -61,7 +61,8 @@ impl LongOutage {
     /// # Errors
     /// When no deployment can be started.
     pub async fn run(lasts: Duration, seed: u32, logs: &Path) -> anyhow::Result<Self> {
-        let mut deployment = Deployment::start().await.context("the deployment does not start")?;
+        let mut deployment =
+            Deployment::start(Build::Plain).await.context("the deployment does not start")?;
         let mut outage = Self::default();
         if let Err(error) = outage.try_run(&mut deployment, lasts, seed).await {
             outage.failures.push(format!("{error:#}"));

@@ -93,7 +93,8 @@ pub fn round_seed(run: u64, number: u64) -> u64 {
 }
 
 impl Plan {
-    /// The plan of a seed: one to three faults of these kinds, each kind at most once.
+    /// The plan of a seed: one to three faults of these kinds, each kind at most once; or one alone
+    /// that bears no other beside it.
     ///
     /// # Panics
     /// When there is no kind.
@@ -102,13 +103,19 @@ impl Plan {
         let count = chance.random_range(1..=3);
         let chosen: Vec<Kind> = kinds.sample(&mut chance, count).copied().collect();
         assert!(!chosen.is_empty(), "a round needs a kind of fault");
+        if let Some(alone) = chosen.iter().copied().find(|kind| kind.is_alone()) {
+            return Self::draw(seed, &mut chance, &[alone]);
+        }
         let mut plan = Self::draw(seed, &mut chance, &chosen);
         // From a chance of its own, so that the first half does not depend on it.
         let mut chance = StdRng::seed_from_u64(seed ^ AFTER_MIX);
         if chance.random() {
             let count = chance.random_range(1..=2);
-            let possible: Vec<Kind> =
-                kinds.iter().copied().filter(|kind| !kind.takes_entries()).collect();
+            let possible: Vec<Kind> = kinds
+                .iter()
+                .copied()
+                .filter(|kind| !kind.takes_entries() && !kind.is_alone())
+                .collect();
             let chosen: Vec<Kind> = possible.sample(&mut chance, count).copied().collect();
             plan.after = Some(After::draw(&mut chance, &chosen));
         }
@@ -161,10 +168,15 @@ impl Plan {
     /// The first moment from `at_ms` on at which this fault can begin, or end.
     fn possible_at(&self, fault: &Fault, at_ms: u64) -> u64 {
         let mut at_ms = at_ms;
+        let asks_redis = fault.kind.asks_redis();
         for (kind, stands_in_the_way) in [
-            (Kind::RedisKill, fault.kind.asks_redis()),
+            // Behind each of them another one may have begun.
+            (Kind::RedisKill, asks_redis),
+            (Kind::RedisAmnesia, asks_redis),
             (Kind::RedisFull, fault.kind == Kind::PoisonEntries),
-            (Kind::RedisKill, fault.kind.asks_redis()),
+            (Kind::RedisKill, asks_redis),
+            (Kind::RedisAmnesia, asks_redis),
+            (Kind::RedisKill, asks_redis),
             (Kind::PostgresStop, fault.kind == Kind::PostgresTerminate),
         ] {
             let other = self.faults.iter().find(|other| other.kind == kind);
@@ -266,7 +278,17 @@ mod tests {
         for after in halves {
             assert!((1..=2).contains(&after.faults.len()), "{after:?}");
             assert!(after.faults.iter().all(|fault| !fault.kind.takes_entries()), "{after:?}");
+            assert!(after.faults.iter().all(|fault| !fault.kind.is_alone()), "{after:?}");
         }
+    }
+
+    #[test]
+    fn what_could_not_be_told_apart_from_others_has_a_round_of_its_own() {
+        let plans = (0..500).map(|seed| Plan::new(seed, Kind::ALL));
+        let alone = plans.filter(|plan| plan.faults.iter().any(|fault| fault.kind.is_alone()));
+        let alone: Vec<Plan> = alone.collect();
+        assert!(alone.len() > 20);
+        assert!(alone.iter().all(|plan| plan.faults.len() == 1 && plan.after.is_none()));
     }
 
     #[test]
@@ -293,7 +315,9 @@ mod tests {
             let mut down = BTreeSet::new();
             for step in plan.steps() {
                 let kind = plan.faults[step.fault].kind;
-                assert!(!(down.contains(&Kind::RedisKill) && kind.asks_redis()), "{plan:?}");
+                let redis_is_down =
+                    [Kind::RedisKill, Kind::RedisAmnesia].iter().any(|kind| down.contains(kind));
+                assert!(!(redis_is_down && kind.asks_redis()), "{plan:?}");
                 let asks_postgres = kind == Kind::PostgresTerminate;
                 assert!(!(down.contains(&Kind::PostgresStop) && asks_postgres), "{plan:?}");
                 match step.phase {

@@ -53,6 +53,13 @@ impl RawRedis {
         self.ask(&["FLUSHALL"]).await
     }
 
+    /// Cuts the connections of all replicas.
+    pub(crate) async fn cut_replicas(&self) -> anyhow::Result<()> {
+        let cut: u64 = self.ask(&["CLIENT", "KILL", "TYPE", "replica"]).await?;
+        anyhow::ensure!(cut > 0, "there is no replica to cut off");
+        Ok(())
+    }
+
     /// `SCRIPT FLUSH`.
     pub(crate) async fn flush_scripts(&self) -> anyhow::Result<()> {
         self.ask(&["SCRIPT", "FLUSH"]).await

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use flashsale_test_support::binary;
 
+use crate::deployment::Build;
 use crate::{Deployment, Kind, Outcome, Plan};
 
 /// A rebuild loads every sale that a partition ever had, so a deployment that lived for ever would
@@ -14,8 +15,10 @@ const ROUNDS_OF_A_DEPLOYMENT: usize = 25;
 /// Runs rounds, and keeps a deployment for them.
 #[derive(Default)]
 pub struct Torture {
-    deployment: Option<Deployment>,
+    deployment: Option<(Build, Deployment)>,
     rounds: usize,
+    /// What was found when a deployment went that was no more use.
+    found: Vec<String>,
 }
 
 /// Where the logs of a failed round go: `torture/<its seed>` in Cargo's target folder.
@@ -26,17 +29,28 @@ pub fn logs_of(seed: u64) -> PathBuf {
 }
 
 impl Torture {
-    /// The present deployment; a new one when there is none.
+    /// The present deployment, if it is one for this round; else a new one, and the present one goes.
     ///
     /// # Errors
-    /// When it does not start.
-    pub async fn deployment(&mut self) -> anyhow::Result<&mut Deployment> {
-        if self.deployment.is_none() {
-            let started = Deployment::start().await.context("the deployment does not start")?;
-            self.deployment = Some(started);
+    /// When it does not start, or a store of the old one fails.
+    pub async fn deployment(&mut self, plan: &Plan) -> anyhow::Result<&mut Deployment> {
+        let build = Build::of(plan);
+        // After a failover the roles have changed.
+        let fits =
+            |deployed: Build| deployed == build && (build != Build::Sentinels || self.rounds == 0);
+        if !self.deployment.as_ref().is_some_and(|(deployed, _)| fits(*deployed)) {
+            let found = self.finish().await?;
+            self.found.extend(found);
+            let started = Deployment::start(build).await;
+            self.deployment = Some((build, started.context("the deployment does not start")?));
             self.rounds = 0;
         }
-        Ok(self.deployment.as_mut().expect("it was just put there"))
+        Ok(&mut self.deployment.as_mut().expect("it was just put there").1)
+    }
+
+    /// The deployment of the last round, unless it failed.
+    pub fn present(&self) -> Option<&Deployment> {
+        self.deployment.as_ref().map(|(_, deployment)| deployment)
     }
 
     /// Runs a round. After a failure, or many rounds, the deployment goes; all its sales are audited
@@ -46,8 +60,9 @@ impl Torture {
     /// When no deployment can be started.
     pub async fn run(&mut self, plan: &Plan) -> anyhow::Result<Outcome> {
         let logs = logs_of(plan.seed);
-        let mut outcome = self.deployment().await?.run_round(plan, &logs).await;
+        let mut outcome = self.deployment(plan).await?.run_round(plan, &logs).await;
         self.rounds += 1;
+        outcome.failures.append(&mut self.found);
         if !outcome.failures.is_empty() {
             self.deployment = None;
         } else if self.rounds >= ROUNDS_OF_A_DEPLOYMENT {
@@ -63,7 +78,7 @@ impl Torture {
     pub async fn finish(&mut self) -> anyhow::Result<Vec<String>> {
         match self.deployment.take() {
             None => Ok(Vec::new()),
-            Some(deployment) => deployment.check_all().await,
+            Some((_, deployment)) => deployment.check_all().await,
         }
     }
 }

@@ -56,12 +56,16 @@ fn a_killed_redis_comes_back_empty_on_the_same_port() {
 }
 
 #[test]
-fn with_an_append_only_file_a_stopped_redis_comes_back_with_its_data() {
+fn a_stopped_redis_comes_back_with_its_data_as_long_as_its_append_only_file_is_there() {
     let server = RedisServer::builder().append_only(true).start();
     assert_eq!(answer(&server, "SET stock 7"), "+OK");
     server.stop();
     server.start_again();
     assert_eq!(answer(&server, "GET stock"), "7");
+    server.stop();
+    server.forget();
+    server.start_again();
+    assert_eq!(answer(&server, "GET stock"), "$-1");
 }
 
 #[test]

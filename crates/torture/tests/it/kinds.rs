@@ -32,10 +32,13 @@ fn holds(kind: Kind, metric: &str) -> Round {
 fn run(plan: &Plan, metric: &str) -> Round {
     let mut torture = torture();
     let (before, outcome, after) = RUNTIME.block_on(async {
-        let deployment = torture.deployment().await.expect("a deployment");
+        let deployment = torture.deployment(plan).await.expect("a deployment");
         let before = deployment.metric(metric).await;
         let outcome = torture.run(plan).await.expect("a deployment");
-        let after = torture.deployment().await.expect("a deployment").metric(metric).await;
+        let after = match torture.present() {
+            Some(deployment) => deployment.metric(metric).await,
+            None => before.clone(),
+        };
         (before, outcome, after)
     });
     let failures = outcome.failures.join("\n");
@@ -69,6 +72,23 @@ fn a_redis_killed_and_restarted_is_opened_again_by_the_workers() {
 #[test]
 fn a_redis_that_forgot_everything_is_loaded_again_by_the_workers() {
     assert!(holds(Kind::RedisFlush, "flashsale_rebuilds_total").rise > 0.0);
+}
+
+#[test]
+fn a_redis_that_comes_back_without_its_file_is_loaded_again_by_the_workers() {
+    assert!(holds(Kind::RedisAmnesia, "flashsale_rebuilds_total").rise > 0.0);
+}
+
+#[test]
+fn a_promoted_replica_that_misses_orders_sells_nothing_twice_and_each_of_them_is_settled() {
+    let round = holds(Kind::SentinelFailover, "flashsale_rebuilds_total");
+    assert!(round.rise > 0.0 && round.outcome.lost > 0, "{round:?}");
+}
+
+#[test]
+fn orders_that_a_database_set_back_has_forgotten_are_written_again_from_what_redis_holds() {
+    let round = holds(Kind::DatabaseRestore, "flashsale_worker_retries_total");
+    assert!(round.outcome.lost > 0, "{round:?}");
 }
 
 #[test]
