@@ -102,6 +102,8 @@ pub struct Deployment {
     pub(crate) payment_secrets: Secrets,
     /// Whether PostgreSQL is away by our hand.
     pub(crate) postgres_is_down: bool,
+    /// How many orders the database had soon after its copy was kept.
+    pub(crate) rows_at_copy: i64,
     /// Every bad entry that a drill appended here.
     pub(crate) poison: BTreeMap<(Partition, EntryId), Poison>,
     /// Every entry that a drill took from a stream here.
@@ -201,6 +203,7 @@ impl Deployment {
             http: reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(10)).build()?,
             payment_secrets: Secrets::parse(PAYMENT_SECRET)?,
             postgres_is_down: false,
+            rows_at_copy: 0,
             poison: BTreeMap::new(),
             deleted: BTreeSet::new(),
             ended_logs: Vec::new(),

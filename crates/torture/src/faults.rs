@@ -24,6 +24,10 @@ const HELD_STILL: Duration = Duration::from_millis(120);
 /// How long the backlog may take to drain while Redis takes no new orders.
 const DRAINS_WITHIN: Duration = Duration::from_secs(10);
 
+/// Orders that a database is given before it is set back, and how long they are waited for.
+const FORGOTTEN_MIN: i64 = 20;
+const FORGETS_WITHIN: Duration = Duration::from_secs(3);
+
 /// What XDEL takes from the victim, and from everybody's.
 const TAKEN_FROM_VICTIM: usize = 30;
 const TAKEN_FROM_ALL: usize = 10;
@@ -92,6 +96,10 @@ impl Deployment {
                 self.stop_postgres();
                 block_in_place(|| self.postgres.keep_copy());
                 self.start_postgres();
+                let counted = try_eventually(SOON, "the database counts", async || {
+                    self.sql.count_orders().await.map_err(|error| format!("{error:#}"))
+                });
+                self.rows_at_copy = counted.await.map_err(anyhow::Error::msg)?;
             }
         }
         Ok(())
@@ -123,6 +131,12 @@ impl Deployment {
             }
             Kind::PostgresStop => self.start_postgres(),
             Kind::DatabaseRestore => {
+                // Where the buyers have gone home there is nothing more to forget.
+                let forgettable = self.rows_at_copy + FORGOTTEN_MIN;
+                let more = try_eventually(FORGETS_WITHIN, "orders to forget", async || {
+                    self.sql.count_orders().await.is_ok_and(|orders| orders >= forgettable)
+                });
+                more.await.ok();
                 self.stop_postgres();
                 block_in_place(|| self.postgres.put_copy_back());
                 self.start_postgres();

@@ -13,6 +13,8 @@ use crate::deployment::WORKERS;
 
 /// When faults begin, in milliseconds after the first buyer: the load lasts from 1.5 to 2.5 s.
 const BEGINS_MS: std::ops::RangeInclusive<u64> = 150..=1_300;
+/// The same for what has a round of its own, and needs buyers behind it.
+const ALONE_BEGINS_MS: std::ops::RangeInclusive<u64> = 100..=400;
 
 /// Makes what is drawn for the life after the order another thing than what is drawn for the orders.
 const AFTER_MIX: u64 = 0x0A_F7E2;
@@ -227,7 +229,11 @@ fn draw_faults(chance: &mut StdRng, kinds: &[Kind]) -> Vec<Fault> {
             let (least, most) = kind.lasts_ms();
             Fault {
                 kind,
-                at_ms: chance.random_range(BEGINS_MS),
+                at_ms: chance.random_range(if kind.is_alone() {
+                    ALONE_BEGINS_MS
+                } else {
+                    BEGINS_MS
+                }),
                 lasts_ms: chance.random_range(least..=most),
                 worker,
                 seed: chance.random(),

@@ -33,6 +33,12 @@ impl RawSql {
         Ok(self.connection.query_all_raw(statement).await?)
     }
 
+    /// How many orders are rows.
+    pub(crate) async fn count_orders(&self) -> anyhow::Result<i64> {
+        let rows = self.ask("SELECT count(*) FROM orders".to_owned()).await?;
+        Ok(rows.first().context("a count is one row")?.try_get_by_index(0)?)
+    }
+
     /// Lets the time to pay for these orders run out within the next `from_ms` to `to_ms`; when that
     /// is, for each: milliseconds since the Unix epoch, by the database's clock.
     pub(crate) async fn bring_deadlines_near(
