@@ -3,21 +3,24 @@
 #
 #   ensure-services.sh               Redis
 #   ensure-services.sh --postgres    Redis and PostgreSQL
-#   ensure-services.sh --nginx       Redis and nginx (the two options can be combined)
+#   ensure-services.sh --nginx       Redis and nginx
+#   ensure-services.sh --faketime    Redis and libfaketime, which sets the clocks of single programs
+#                                    (these three options can be combined)
 #   ensure-services.sh --lint        only what `make lint` needs: shellcheck
 #
 # As root with apt-get it installs what is missing; otherwise it says in one line what to install.
 # Exit status: 0 all is there, 2 wrong usage, 3 something is missing, else apt-get's own.
 set -euo pipefail
 
-want_redis=yes want_postgres=no want_nginx=no want_shellcheck=no
+want_redis=yes want_postgres=no want_nginx=no want_faketime=no want_shellcheck=no
 for option in "$@"; do
     case $option in
         --postgres) want_postgres=yes ;;
         --nginx) want_nginx=yes ;;
+        --faketime) want_faketime=yes ;;
         --lint) want_redis=no want_shellcheck=yes ;;
         *)
-            echo "ensure-services: unknown option $option (known: --postgres --nginx --lint)" >&2
+            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --lint)" >&2
             exit 2
             ;;
     esac
@@ -45,12 +48,21 @@ has_postgres() {
     command -v initdb >/dev/null
 }
 
+has_faketime() {
+    local library
+    for library in /usr/lib/*/faketime/libfaketimeMT.so.1; do
+        if [[ -e $library ]]; then return 0; fi
+    done
+    return 1
+}
+
 missing=()
 find_missing() {
     missing=()
     if [[ $want_redis == yes ]] && ! has_redis; then missing+=(redis-server); fi
     if [[ $want_postgres == yes ]] && ! has_postgres; then missing+=(postgresql); fi
     if [[ $want_nginx == yes ]] && ! has_command nginx; then missing+=(nginx); fi
+    if [[ $want_faketime == yes ]] && ! has_faketime; then missing+=(faketime); fi
     if [[ $want_shellcheck == yes ]] && ! has_command shellcheck; then missing+=(shellcheck); fi
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use flashsale_bootstrap::clock;
 use flashsale_domain::{OrderId, OrderState, Partition, RejectReason, SaleId};
 use flashsale_operations::Receipt;
 use flashsale_storage_sql::StoredOrder;
@@ -15,6 +16,10 @@ use crate::plan::Plan;
 
 /// Of one kind of failure so many are named.
 const NAMED_MAX: usize = 5;
+/// No round takes longer than this.
+const ROUND_MS: i64 = 10 * 60 * 1_000;
+/// Between two readings of the same clock in one transaction, on a busy machine.
+const CLOCK_READINGS_MS: i64 = 5_000;
 /// So many lost orders are asked for over HTTP.
 const ASKED_MAX: usize = 10;
 /// More lines than the drills of one deployment write.
@@ -67,6 +72,7 @@ impl Deployment {
         check_receipts(&mut found, &rows, told);
         check_rows(&mut found, &rows, plan, told, damage);
         check_answers(&mut found, told, damage);
+        self.check_times(&mut found, id, &rows).await?;
         self.check_dead_letters(&mut found, damage).await?;
         self.check_losses_are_named(&mut found, damage).await?;
         self.check_rejected_are_told(&mut found, &rows).await?;
@@ -86,6 +92,34 @@ impl Deployment {
             after = Some(last.order.id);
             rows.extend(page.into_iter().map(|row| (row.order.id, row)));
         }
+    }
+
+    /// Ids, commits and deadlines are of Redis's and the database's clock, which are the machine's,
+    /// whatever the clocks of the programs say.
+    async fn check_times(
+        &self,
+        found: &mut Found,
+        sale: SaleId,
+        rows: &HashMap<OrderId, StoredOrder>,
+    ) -> anyhow::Result<()> {
+        let window_ms = self.operations.get_sale(sale).await?.payment_window_s * 1_000;
+        let now_ms = clock::now_ms();
+        let is_recent = |ms: i64| (now_ms - ROUND_MS..=now_ms + CLOCK_READINGS_MS).contains(&ms);
+        let mut wrong = Vec::new();
+        for row in rows.values() {
+            let order = &row.order;
+            let id_ms = i64::try_from(order.id.entry().ms).unwrap_or(i64::MAX);
+            let committed_ms = order.committed_ms.unwrap_or_default();
+            let left_ms = order.pay_by_ms.map(|pay_by_ms| pay_by_ms - committed_ms - window_ms);
+            if !is_recent(id_ms)
+                || !is_recent(committed_ms)
+                || left_ms.is_some_and(|left_ms| left_ms.abs() > CLOCK_READINGS_MS)
+            {
+                wrong.push(format!("{order:?}"));
+            }
+        }
+        found.complain("rows have times of another clock", &wrong);
+        Ok(())
     }
 
     /// The dead letters are those that drills appended, byte for byte, and no others.
@@ -289,6 +323,11 @@ fn check_answers(found: &mut Found, told: &Told, damage: &Damage) {
     if figures.contradictions > 0 && !damage.redis_lost() {
         let examples = figures.contradiction_examples.join("; ");
         found.failures.push(format!("{} contradictions: {examples}", figures.contradictions));
+    }
+    // The sale was open before the first of them came, and is for an hour.
+    if figures.not_started + figures.ended > 0 {
+        let (early, late) = (figures.not_started, figures.ended);
+        found.failures.push(format!("{early} buyers were told not-started, and {late} ended"));
     }
     if figures.server_errors > 0 {
         found.failures.push(format!("server errors: {:?}", figures.server_errors_by_status));

@@ -24,6 +24,7 @@ use serde_json::json;
 use tokio::task::block_in_place;
 
 use crate::Kind;
+use crate::clocks::{Clock, Clocks};
 use crate::damage::Poison;
 use crate::plan::Plan;
 use crate::raw_redis::RawRedis;
@@ -71,12 +72,20 @@ pub(crate) enum Build {
     Plain,
     /// Redis with a replica, behind three sentinels.
     Sentinels,
+    /// One Redis; the programs' clocks can be set.
+    Clocks,
 }
 
 impl Build {
     /// What a round needs.
     pub(crate) fn of(plan: &Plan) -> Self {
-        if plan.has(Kind::SentinelFailover) { Self::Sentinels } else { Self::Plain }
+        if plan.has(Kind::SentinelFailover) {
+            Self::Sentinels
+        } else if plan.has(Kind::ClockStep) {
+            Self::Clocks
+        } else {
+            Self::Plain
+        }
     }
 }
 
@@ -90,6 +99,7 @@ pub(crate) struct Standby {
 pub struct Deployment {
     pub(crate) gateway: Member,
     pub(crate) workers: Vec<Worker>,
+    clocks: Option<Clocks>,
     standby: Option<Standby>,
     pub(crate) redis_server: RedisServer,
     pub(crate) postgres: PostgresServer,
@@ -119,6 +129,8 @@ pub struct Deployment {
 /// A program that listens.
 pub(crate) struct Member {
     pub(crate) program: Program,
+    /// Where clocks can be set.
+    pub(crate) clock: Option<Clock>,
     http: u16,
     admin: u16,
 }
@@ -145,7 +157,7 @@ impl Deployment {
             let options = RedisServer::builder().append_only(true).option("appendfsync", "no");
             let redis = options.clone().try_start()?;
             let standby = match build {
-                Build::Plain => None,
+                Build::Plain | Build::Clocks => None,
                 Build::Sentinels => {
                     let replica = redis.start_replica(options);
                     let sentinels = SentinelGroup::try_start(SERVICE, &redis, 1)?;
@@ -184,14 +196,16 @@ impl Deployment {
         let database = connect::database(&parsed).await?;
         database.migrate().await?;
 
-        let gateway = Member::start("gateway", &settings)?;
+        let clocks = (build == Build::Clocks).then(Clocks::find).transpose()?;
+        let gateway = Member::start("gateway", &settings, clocks.as_ref())?;
         let workers = (1..)
             .take(WORKERS)
-            .map(|number| Worker::start(number, &settings, false))
+            .map(|number| Worker::start(number, &settings, clocks.as_ref(), false))
             .collect::<anyhow::Result<_>>()?;
         let mut deployment = Self {
             gateway,
             workers,
+            clocks,
             raw: RawRedis::new(&redis_server.url(), Keys::new(PREFIX))?,
             sql: RawSql::connect(&database_url).await?,
             standby,
@@ -263,8 +277,20 @@ impl Deployment {
 
     /// A buyer's token.
     pub(crate) fn token(&self, buyer: &str) -> anyhow::Result<String> {
-        let claims = json!({ "sub": buyer, "exp": clock::now_ms() / 1_000 + 3_600 });
+        Self::token_for(buyer, 3_600)
+    }
+
+    /// One that ends in so many seconds, or ended so long ago.
+    fn token_for(buyer: &str, seconds: i64) -> anyhow::Result<String> {
+        let claims = json!({ "sub": buyer, "exp": clock::now_ms() / 1_000 + seconds });
         Ok(encode(&Header::default(), &claims, &EncodingKey::from_secret(SECRET.as_bytes())?)?)
+    }
+
+    /// Whether the gateway, by its clock, takes a token that ends in so many seconds.
+    pub(crate) async fn takes_token(&self, seconds: i64) -> anyhow::Result<bool> {
+        let url = format!("{}/api/v1/orders", self.gateway.url());
+        let token = Self::token_for("who-asks-for-the-time", seconds)?;
+        Ok(self.http.get(url).bearer_auth(token).send().await?.status().is_success())
     }
 
     fn salectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
@@ -289,7 +315,8 @@ impl Deployment {
         left_cleanly: bool,
     ) -> anyhow::Result<()> {
         let number = self.workers.iter().map(|worker| worker.number).max().unwrap_or(0) + 1;
-        let worker = Worker::start(number, &self.settings, self.postgres_is_down)?;
+        let clocks = self.clocks.as_ref();
+        let worker = Worker::start(number, &self.settings, clocks, self.postgres_is_down)?;
         let old = std::mem::replace(&mut self.workers[place], worker);
         if !left_cleanly {
             self.consumers_left_behind.push(Instant::now());
@@ -340,6 +367,9 @@ impl Deployment {
                 }
             }
             if unready.is_empty() {
+                if let Some(clocks) = &self.clocks {
+                    clocks.clean_up();
+                }
                 return Ok(());
             }
             ensure!(Instant::now() < ends, "not ready within {SOON:?}: {}", unready.join("; "));
@@ -410,9 +440,10 @@ impl Worker {
     fn start(
         number: u32,
         settings: &[(&'static str, String)],
+        clocks: Option<&Clocks>,
         started_in_an_outage: bool,
     ) -> anyhow::Result<Self> {
-        let member = Member::start("order-worker", settings)?;
+        let member = Member::start("order-worker", settings, clocks)?;
         Ok(Self { member, is_frozen: false, started_in_an_outage, number })
     }
 
@@ -437,14 +468,32 @@ impl Worker {
 }
 
 impl Member {
-    fn start(name: &str, settings: &[(&'static str, String)]) -> anyhow::Result<Self> {
+    fn start(
+        name: &str,
+        settings: &[(&'static str, String)],
+        clocks: Option<&Clocks>,
+    ) -> anyhow::Result<Self> {
         let (http, admin) = (free_port(), free_port());
-        let program = Program::builder(binary(name))
+        let mut builder = Program::builder(binary(name))
             .envs(settings)
             .env("FLASHSALE__HTTP__LISTEN", format!("127.0.0.1:{http}"))
-            .env("FLASHSALE__ADMIN__LISTEN", format!("127.0.0.1:{admin}"))
-            .try_start()?;
-        Ok(Self { program, http, admin })
+            .env("FLASHSALE__ADMIN__LISTEN", format!("127.0.0.1:{admin}"));
+        let mut clock = None;
+        if let Some(clocks) = clocks {
+            let (its_clock, environment) = clocks.clock(&admin.to_string())?;
+            builder = builder.envs(&environment);
+            clock = Some(its_clock);
+        }
+        let program = builder.try_start()?;
+        if let Some(clocks) = clocks {
+            clocks.note(program.pid());
+        }
+        Ok(Self { program, clock, http, admin })
+    }
+
+    /// Sets its clock off by so much.
+    pub(crate) fn set_clock(&self, offset: &str) -> anyhow::Result<()> {
+        self.clock.as_ref().context("the clock of this program cannot be set")?.set(offset)
     }
 
     /// The buyers' URL.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use flashsale_domain::{EntryId, OrderId, Partition};
 use flashsale_test_support::try_eventually;
 use rand::rngs::StdRng;
@@ -12,8 +12,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
+use crate::clocks::is_faked;
 use crate::damage::{Damage, Poison};
-use crate::deployment::{Deployment, LEAVES_WITHIN, SOON};
+use crate::deployment::{Deployment, LEAVES_WITHIN, SOON, WORKERS};
 use crate::plan::{Fault, Phase, Plan};
 use crate::{Kind, poison};
 
@@ -27,6 +28,15 @@ const DRAINS_WITHIN: Duration = Duration::from_secs(10);
 /// Orders that a database is given before it is set back, and how long they are waited for.
 const FORGOTTEN_MIN: i64 = 20;
 const FORGETS_WITHIN: Duration = Duration::from_secs(3);
+
+/// How far off the clocks of the gateway and of each worker are.
+type Offsets = (&'static str, [&'static str; WORKERS]);
+/// The gateway's is before the sale opens; a worker's is behind every deadline, or long before.
+const CLOCKS_OFF: Offsets = ("-5h", ["+7h", "-9h", "+26h"]);
+/// Set again: the gateway's is late, but within the life of a buyer's token.
+const CLOCKS_SET: Offsets = ("+40m", ["-3h", "+31h", "-1h"]);
+
+const HOUR_S: i64 = 3_600;
 
 /// What XDEL takes from the victim, and from everybody's.
 const TAKEN_FROM_VICTIM: usize = 30;
@@ -90,6 +100,11 @@ impl Deployment {
                 self.take_entries(fault, home, damage).await?
             }
             Kind::PoisonEntries => self.append_poison(fault, home).await?,
+            Kind::ClockStep => {
+                self.set_clocks(CLOCKS_OFF)?;
+                // For a gateway of five hours ago it is still good.
+                ensure!(self.takes_token(-HOUR_S).await?, "the gateway's clock was not set back");
+            }
             Kind::PostgresTerminate => block_in_place(|| self.postgres.terminate_backends()),
             Kind::PostgresStop => self.stop_postgres(),
             Kind::DatabaseRestore => {
@@ -122,6 +137,10 @@ impl Deployment {
                 block_in_place(|| self.redis_server.start_again());
             }
             Kind::SentinelFailover => self.fail_over().await?,
+            Kind::ClockStep => {
+                self.set_clocks(CLOCKS_SET)?;
+                ensure!(!self.takes_token(HOUR_S / 2).await?, "the gateway's clock was not set");
+            }
             Kind::RedisFull => {
                 // With another fault beside it, something may have to wait.
                 if plan.faults.len() == 1 {
@@ -147,6 +166,15 @@ impl Deployment {
             | Kind::GroupDestroy
             | Kind::PoisonEntries
             | Kind::PostgresTerminate => {}
+        }
+        Ok(())
+    }
+
+    fn set_clocks(&self, (gateway, workers): Offsets) -> anyhow::Result<()> {
+        self.gateway.set_clock(gateway)?;
+        for (worker, offset) in self.workers.iter().zip(workers) {
+            ensure!(is_faked(worker.member.program.pid()), "{} has no such clock", worker.name());
+            worker.member.set_clock(offset)?;
         }
         Ok(())
     }

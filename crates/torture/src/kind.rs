@@ -39,6 +39,8 @@ pub enum Kind {
     PostgresStop,
     /// PostgreSQL is set back to a moment ago: what it was given since is gone
     DatabaseRestore,
+    /// The clocks of gateway and workers are hours off, each another way, and are set in the middle
+    ClockStep,
 }
 
 impl Kind {
@@ -60,6 +62,7 @@ impl Kind {
         Self::PostgresTerminate,
         Self::PostgresStop,
         Self::DatabaseRestore,
+        Self::ClockStep,
     ];
 
     /// Its name on the command line.
@@ -89,7 +92,7 @@ impl Kind {
             Self::RedisFull => (300, 900),
             Self::PostgresStop => (100, 1_000),
             // What the database forgets.
-            Self::DatabaseRestore => (300, 900),
+            Self::DatabaseRestore | Self::ClockStep => (300, 900),
             Self::RedisFlush
             | Self::ScriptFlush
             | Self::GroupDestroy
@@ -103,10 +106,10 @@ impl Kind {
         matches!(self, Self::EntriesDelete | Self::StreamTrim)
     }
 
-    /// Whether its round has no other fault, and ends with the orders: what is missing afterwards
-    /// could not be told apart.
+    /// Whether its round has no other fault, and ends with the orders: what is wrong afterwards could
+    /// not be told apart, or the deployment is one for this kind only.
     pub const fn is_alone(self) -> bool {
-        matches!(self, Self::SentinelFailover | Self::DatabaseRestore)
+        matches!(self, Self::SentinelFailover | Self::DatabaseRestore | Self::ClockStep)
     }
 
     /// Whether it is done by asking Redis, which must be there to be asked.

@@ -7,6 +7,7 @@
 mod after;
 mod check;
 mod check_after;
+mod clocks;
 mod damage;
 mod deployment;
 mod faults;

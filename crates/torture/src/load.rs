@@ -40,6 +40,8 @@ pub(crate) struct Told {
 pub(crate) struct Figures {
     pub(crate) planned: u64,
     pub(crate) requests: u64,
+    pub(crate) not_started: u64,
+    pub(crate) ended: u64,
     pub(crate) unavailable: u64,
     pub(crate) transport_errors: u64,
     pub(crate) transport_error_example: Option<String>,

@@ -91,6 +91,13 @@ fn orders_that_a_database_set_back_has_forgotten_are_written_again_from_what_red
     assert!(round.outcome.lost > 0, "{round:?}");
 }
 
+/// Each round checks the times of its rows, and that nobody was told that the sale has not begun.
+#[test]
+fn clocks_of_gateway_and_workers_that_are_hours_off_change_no_order() {
+    let round = holds(Kind::ClockStep, "flashsale_orders_expired_total");
+    assert!(round.rise <= 0.0, "orders expired before their time: {round:?}");
+}
+
 #[test]
 fn a_redis_without_its_scripts_is_given_them_again() {
     // Nothing is refused: what a closed gate or a fault would leave behind is not there.
