@@ -1,7 +1,6 @@
 //! A sale's memory in Redis: publishing, pausing, closing, reading, and loading it behind a fence.
 
 use flashsale_domain::{EntryId, Partition, Sale, SaleId, SaleState, UserId};
-use futures_util::future::try_join;
 use redis::{RedisResult, Value};
 
 use crate::connect::random_token;
@@ -11,15 +10,6 @@ use crate::{Record, Redis, RedisFault};
 
 /// Records a chunk of `load`. Lua's `unpack` fails above some 8,000 values; a record is two.
 const LOAD_CHUNK: usize = 2000;
-
-/// What one call of `load` brings.
-enum Chunk<'a> {
-    /// The first: what was there goes.
-    Nothing,
-    Records(&'a [(UserId, Record)]),
-    /// The last: with its fields, the sale is loaded.
-    Sale(&'a [(&'static str, String)]),
-}
 
 /// A sale's account in Redis, read at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -372,71 +362,39 @@ impl Redis {
         held: i64,
         records: &[(UserId, Record)],
     ) -> Result<bool, RedisFault> {
+        let mut connection = self.connection().await?;
+        let chunks = records.len().div_ceil(LOAD_CHUNK).max(1);
         let admitted = records.iter().map(|(_, record)| record.items.len()).sum();
-        let fields = sale_fields(sale, sale.state, stock, held, admitted);
-        if !self.load_chunk(fence, sale.id, Chunk::Nothing).await? {
-            return Ok(false);
-        }
-        // While Redis takes one's chunk, the other writes out the next.
-        let (even, odd) = try_join(
-            self.load_every_second_chunk(fence, sale.id, records, 0),
-            self.load_every_second_chunk(fence, sale.id, records, 1),
-        )
-        .await?;
-        if !(even && odd) {
-            return Ok(false);
-        }
-        // The sale's own fields come last: until then it is not loaded, whatever happens to the gate.
-        self.load_chunk(fence, sale.id, Chunk::Sale(&fields)).await
-    }
-
-    async fn load_every_second_chunk(
-        &self,
-        fence: &Fence,
-        sale: SaleId,
-        records: &[(UserId, Record)],
-        from: usize,
-    ) -> Result<bool, RedisFault> {
-        for records in records.chunks(LOAD_CHUNK).skip(from).step_by(2) {
-            if !self.load_chunk(fence, sale, Chunk::Records(records)).await? {
+        for chunk in 0..chunks {
+            let records = records.iter().skip(chunk * LOAD_CHUNK).take(LOAD_CHUNK);
+            // The sale's own fields come with the last chunk: until then it is not loaded, whatever
+            // happens to the gate.
+            let fields = if chunk + 1 == chunks {
+                sale_fields(sale, sale.state, stock, held, admitted).to_vec()
+            } else {
+                Vec::new()
+            };
+            let mut call = LOAD.prepare_invoke();
+            call.key(self.keys.gate(fence.partition))
+                .key(self.keys.sale(fence.partition, sale.id))
+                .key(self.keys.buyers(fence.partition, sale.id))
+                .arg(&fence.token)
+                .arg(&fence.replid)
+                .arg(u8::from(chunk == 0))
+                .arg(fields.len());
+            for (field, value) in fields {
+                call.arg(field).arg(value);
+            }
+            // A record without an order is no record: the scripts refuse to read it.
+            for (user, record) in records.filter(|(_, record)| !record.items.is_empty()) {
+                call.arg(user.as_str()).arg(record.to_string());
+            }
+            let loaded: i64 = call.invoke_async(&mut connection).await?;
+            if loaded != 1 {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    async fn load_chunk(
-        &self,
-        fence: &Fence,
-        sale: SaleId,
-        chunk: Chunk<'_>,
-    ) -> Result<bool, RedisFault> {
-        let mut call = LOAD.prepare_invoke();
-        call.key(self.keys.gate(fence.partition))
-            .key(self.keys.sale(fence.partition, sale))
-            .key(self.keys.buyers(fence.partition, sale))
-            .arg(&fence.token)
-            .arg(&fence.replid)
-            .arg(u8::from(matches!(chunk, Chunk::Nothing)));
-        match chunk {
-            Chunk::Nothing => _ = call.arg(0),
-            Chunk::Records(records) => {
-                call.arg(0);
-                // A record without an order is no record: the scripts refuse to read it.
-                for (user, record) in records.iter().filter(|(_, record)| !record.items.is_empty())
-                {
-                    call.arg(user.as_str()).arg(record.to_string());
-                }
-            }
-            Chunk::Sale(fields) => {
-                call.arg(fields.len());
-                for (field, value) in fields {
-                    call.arg(field).arg(value);
-                }
-            }
-        }
-        let loaded: i64 = call.invoke_async(&mut self.connection().await?).await?;
-        Ok(loaded == 1)
     }
 
     /// Sets the stream's last id to `last_id`, unless it is higher already, and opens the gate. False
