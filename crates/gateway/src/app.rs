@@ -163,11 +163,11 @@ impl Gateway {
         redis.admission_connection().context("redis.url cannot be used for admission")?;
         let state = web::Data::new(State {
             verifier: self.verifier,
-            receipts: Receipts {
-                redis: self.redis.clone(),
-                database: self.database.clone(),
-                catalogue: Arc::clone(&catalogue),
-            },
+            receipts: Receipts::new(
+                self.redis.clone(),
+                self.database.clone(),
+                Arc::clone(&catalogue),
+            ),
             catalogue,
             newest_sales,
             direct: DirectOrders {

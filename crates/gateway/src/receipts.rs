@@ -7,19 +7,30 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flashsale_domain::{NewOrder, Order, OrderId, OrderState, Partition, SaleId, UserId};
 use flashsale_storage_redis::{GateStatus, Redis, RedisFault, decode};
 use flashsale_storage_sql::{Database, OrderFilter, SqlFault};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::catalogue::Catalogue;
+
+/// How many orders are looked for at the same time. Thousands of buyers may begin to follow within a
+/// second: without a turn for each, most of them would give up waiting for a connection.
+const LOOKS_MAX: usize = 32;
+
+/// How long a buyer waits for his turn.
+const TURN_WITHIN: Duration = Duration::from_secs(10);
 
 /// Reads orders for their buyers.
 #[derive(Clone)]
 pub(crate) struct Receipts {
-    pub(crate) redis: Redis,
-    pub(crate) database: Database,
-    pub(crate) catalogue: Arc<Catalogue>,
+    redis: Redis,
+    database: Database,
+    catalogue: Arc<Catalogue>,
+    turns: Arc<Semaphore>,
 }
 
 /// What became of an order.
@@ -33,6 +44,8 @@ pub(crate) enum Receipt {
 /// A store that has to be asked cannot be.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReceiptFault {
+    #[error("too many orders are asked for at the same time")]
+    Busy,
     #[error("partition {0} is closed: its memory is gone or being loaded")]
     MemoryClosed(Partition),
     #[error(transparent)]
@@ -42,12 +55,18 @@ pub(crate) enum ReceiptFault {
 }
 
 impl Receipts {
+    pub(crate) fn new(redis: Redis, database: Database, catalogue: Arc<Catalogue>) -> Self {
+        Self { redis, database, catalogue, turns: Arc::new(Semaphore::new(LOOKS_MAX)) }
+    }
+
     /// The buyer's order; `None` when there is none, or it is somebody else's.
     pub(crate) async fn find(
         &self,
         id: OrderId,
         user: &UserId,
     ) -> Result<Option<Receipt>, ReceiptFault> {
+        let turn = timeout(TURN_WITHIN, self.turns.acquire()).await;
+        let _turn = turn.map_err(|_| ReceiptFault::Busy)?.expect("nobody closes it");
         let owned = |order: Order| Some(order).filter(|o| o.user_id == *user).map(Receipt::Order);
         if let Some(stored) = self.database.find_order(id).await? {
             return Ok(owned(stored.order));
