@@ -47,6 +47,12 @@ torture: ## drill faults under load, the invariants checked after each round: RO
 	@$(CARGO) build --release --workspace --bins
 	@exec $(TARGET_DIR)/release/torture $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
+.PHONY: bench
+bench: ## measure the programs against limits of the same run: REQUESTS=n ROUNDS=n
+	@$(ENSURE_SERVICES) --postgres
+	@$(CARGO) build --release --workspace --bins
+	@exec $(TARGET_DIR)/release/bench $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
 .PHONY: races
 races: deps build ## what happens at one instant, again and again: RACES=n times (half an hour without it)
 	@FLASHSALE_TEST_ROUNDS=$(or $(RACES),500) $(CARGO) test --release --workspace --test it -- \

@@ -32,6 +32,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     // A load generator that shared the gateway's types would share its mistakes.
     ("flashsale-rush", &["flashsale-bootstrap"]),
     ("flashsale-demo", &["flashsale-test-support", "flashsale-webhooks"]),
+    // It knows the programs from outside, and PostgreSQL for the limit that it compares with.
+    ("flashsale-bench", &["flashsale-test-support"]),
     // It reads both stores to judge them, and knows no program but by its name.
     (
         "flashsale-torture",
@@ -62,7 +64,10 @@ const KEPT_IN: &[(&str, &[&str])] = &[
     // The drills do to both stores what no operation of ours does.
     ("redis", &["flashsale-storage-redis", "flashsale-torture"]),
     ("deadpool-redis", &["flashsale-storage-redis"]),
-    ("sea-orm", &["flashsale-storage-sql", "flashsale-migrations", "flashsale-torture"]),
+    (
+        "sea-orm",
+        &["flashsale-storage-sql", "flashsale-migrations", "flashsale-torture", "flashsale-bench"],
+    ),
     ("sqlx", &["flashsale-storage-sql", "flashsale-migrations"]),
 ];
 
