@@ -11,6 +11,7 @@ mod report;
 mod stack;
 mod worker;
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -92,7 +93,7 @@ fn measure(cli: &Cli) -> anyhow::Result<()> {
         }
         let durable = worker::measure(&stack, cli.requests * cli.rounds).await?;
         let report = Report::new(cli.requests, cli.concurrency, &figures, durable);
-        println!("{}", report.table());
+        writeln!(io::stdout(), "{}", report.table())?;
         report.write()
     })
 }

@@ -1,5 +1,6 @@
 //! One table for people, and `target/bench/report.json` for whoever compares runs.
 
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -137,7 +138,6 @@ impl Report {
         let file = folder.join("report.json");
         let json = serde_json::to_string_pretty(self).context("the report")?;
         std::fs::write(&file, json).with_context(|| file.display().to_string())?;
-        println!("\nwritten to {}", file.display());
-        Ok(())
+        Ok(writeln!(io::stdout(), "\nwritten to {}", file.display())?)
     }
 }
