@@ -2,7 +2,7 @@
 //! cannot be trusted: so a Redis that restarted heals without a person.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flashsale_bootstrap::Shutdown;
 use flashsale_bootstrap::settings::{RebuildMode, WorkerSettings};
@@ -18,6 +18,18 @@ use crate::backoff::Backoff;
 
 /// How often the gates are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often the sales behind an open gate are looked for. It costs the database a question, and from
+/// each worker: so not with every look at the gate.
+const SALES_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The last look at the sales behind an open gate.
+#[derive(Default)]
+struct SalesLook {
+    at: Option<Instant>,
+    /// Those that Redis did not have.
+    unloaded: Vec<SaleId>,
+}
 
 pub(crate) struct Recovery {
     pub(crate) redis: Redis,
@@ -41,10 +53,10 @@ impl Recovery {
 
     async fn watch(&self, partition: Partition) {
         let mut backoff = Backoff::new(self.settings.retry_min, self.settings.retry_max);
-        let mut unloaded = Vec::new();
+        let mut sales = SalesLook::default();
         loop {
             sleep(INTERVAL).await;
-            match self.look_at(partition, &mut unloaded, backoff.is_fresh()).await {
+            match self.look_at(partition, &mut sales, backoff.is_fresh()).await {
                 Ok(()) => backoff.reset(),
                 Err(failure) => {
                     if backoff.is_fresh() {
@@ -56,11 +68,10 @@ impl Recovery {
         }
     }
 
-    /// `unloaded` are the sales that Redis did not have at the last look.
     async fn look_at(
         &self,
         partition: Partition,
-        unloaded: &mut Vec<SaleId>,
+        sales: &mut SalesLook,
         first: bool,
     ) -> Result<(), OperationError> {
         let status = self.redis.gate_status(partition).await?;
@@ -70,6 +81,9 @@ impl Recovery {
         } else {
             0.0
         });
+        if open && sales.at.is_some_and(|at| at.elapsed() < SALES_INTERVAL) {
+            return Ok(());
+        }
         let homed = self.database.list_sales_of(partition).await?;
         let mut unload_persists = false;
         if open {
@@ -79,8 +93,8 @@ impl Recovery {
             let live: Vec<SaleId> = live.map(|sale| sale.id).collect();
             let missing = self.redis.list_unloaded(partition, &live).await?;
             // One that is being published is in the database first.
-            unload_persists = missing.iter().any(|sale| unloaded.contains(sale));
-            *unloaded = missing;
+            unload_persists = missing.iter().any(|sale| sales.unloaded.contains(sale));
+            *sales = SalesLook { at: Some(Instant::now()), unloaded: missing };
             if !unload_persists {
                 return Ok(());
             }
@@ -91,7 +105,7 @@ impl Recovery {
         }
         if self.settings.rebuild == RebuildMode::Manual {
             if first {
-                error!(%partition, ?status, ?unloaded,
+                error!(%partition, ?status, unloaded = ?sales.unloaded,
                     "partition {partition} is closed, or misses sales: run `salectl rebuild`");
             }
             return Ok(());
@@ -106,7 +120,7 @@ impl Recovery {
         match recovered {
             Ok(None) => Ok(()),
             Ok(Some(rebuilt)) => {
-                unloaded.clear();
+                *sales = SalesLook::default();
                 metrics::counter!("flashsale_rebuilds_total").increment(1);
                 info!(%partition, ?status, sales = rebuilt.sales.len(),
                     "partition {partition} was loaded from the database");
