@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
+use flashsale_test_support::forget_settings;
 use tokio::process::Command;
 
 /// `FLASHSALE__…` variables.
@@ -23,11 +24,7 @@ pub(crate) async fn output(
     arguments: &[&str],
 ) -> anyhow::Result<String> {
     let mut command = Command::new(path(name)?);
-    for (key, _) in std::env::vars_os() {
-        if key.to_string_lossy().starts_with("FLASHSALE") {
-            command.env_remove(key);
-        }
-    }
+    forget_settings(command.as_std_mut());
     let output = command
         .args(arguments)
         .envs(settings.iter().map(|(key, value)| (key, value)))

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
 use anyhow::{Context as _, ensure};
+use flashsale_test_support::forget_settings;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::process::Command;
@@ -24,11 +25,7 @@ pub(crate) fn path(name: &str) -> anyhow::Result<PathBuf> {
 /// Our program `name` with these settings and no others; it ends when its future is dropped.
 pub(crate) fn command(name: &str, settings: &Settings) -> anyhow::Result<Command> {
     let mut command = Command::new(path(name)?);
-    for (key, _) in std::env::vars_os() {
-        if key.to_string_lossy().starts_with("FLASHSALE") {
-            command.env_remove(key);
-        }
-    }
+    forget_settings(command.as_std_mut());
     command
         .envs(settings.iter().map(|(key, value)| (key, value)))
         .stdin(Stdio::null())

@@ -51,19 +51,22 @@ pub(crate) struct AnswerCounts {
 impl AnswerCounts {
     /// Counts one answer.
     pub(crate) fn count(&self, sale: SaleId, outcome: &str) {
+        self.add(sale, outcome, 1);
+    }
+
+    fn add(&self, sale: SaleId, outcome: &str, count: u64) {
         let place = OUTCOMES.iter().position(|known| *known == outcome);
         let place = place.unwrap_or(OUTCOMES.len() - 1);
-        if let Some(counts) = self.by_sale.load().get(&sale) {
-            counts[place].fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        self.by_sale.rcu(|known| {
-            let mut with_sale = HashMap::clone(known);
-            with_sale.entry(sale).or_default();
-            with_sale
-        });
-        if let Some(counts) = self.by_sale.load().get(&sale) {
-            counts[place].fetch_add(1, Ordering::Relaxed);
+        loop {
+            if let Some(counts) = self.by_sale.load().get(&sale) {
+                counts[place].fetch_add(count, Ordering::Relaxed);
+                return;
+            }
+            self.by_sale.rcu(|known| {
+                let mut with_sale = HashMap::clone(known);
+                with_sale.entry(sale).or_default();
+                with_sale
+            });
         }
     }
 
@@ -83,10 +86,7 @@ impl AnswerCounts {
 
     fn give_back(&self, counts: &[AnswerCount]) {
         for AnswerCount { sale_id, outcome, count } in counts {
-            let place = OUTCOMES.iter().position(|known| known == outcome);
-            if let (Some(counts), Some(place)) = (self.by_sale.load().get(sale_id), place) {
-                counts[place].fetch_add(u64::try_from(*count).unwrap_or(0), Ordering::Relaxed);
-            }
+            self.add(*sale_id, outcome, u64::try_from(*count).unwrap_or(0));
         }
     }
 

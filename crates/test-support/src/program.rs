@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -174,11 +174,7 @@ impl ProgramBuilder {
         anyhow::ensure!(path.is_file(), "cannot start {}: no such file", path.display());
 
         let mut command = command(&path, AtOurDeath::Kill, &[]);
-        for (key, _) in std::env::vars_os() {
-            if key.to_string_lossy().starts_with("FLASHSALE") {
-                command.env_remove(key);
-            }
-        }
+        forget_settings(&mut command);
         command
             .args(&self.args)
             .envs(self.envs)
@@ -188,6 +184,16 @@ impl ProgramBuilder {
         let process =
             Process::spawn(command).with_context(|| format!("cannot start {}", path.display()))?;
         Ok(Program { process, name, log_path, _directory: directory })
+    }
+}
+
+/// Keeps the settings in this process's environment from a program: those of the person at the keyboard
+/// must not lead one of ours to a real Redis.
+pub fn forget_settings(command: &mut Command) {
+    for (key, _) in std::env::vars_os() {
+        if key.to_string_lossy().starts_with("FLASHSALE") {
+            command.env_remove(key);
+        }
     }
 }
 

@@ -6,7 +6,9 @@ use flashsale_bootstrap::Settings;
 use flashsale_domain::{AdmissionRequest, OrderId, Partition, SaleId, UserId};
 use flashsale_operations::connect;
 use flashsale_storage_redis::Keys;
-use flashsale_test_support::{PostgresServer, RedisServer, TempDir, temp_dir, unique};
+use flashsale_test_support::{
+    PostgresServer, RedisServer, TempDir, forget_settings, temp_dir, unique,
+};
 use serde_json::Value;
 
 /// Signs the tokens of a [`Stand`].
@@ -71,11 +73,7 @@ impl Stand {
     /// The program with these arguments, ready to be called.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_salectl"));
-        for (key, _) in std::env::vars_os() {
-            if key.to_string_lossy().starts_with("FLASHSALE") {
-                command.env_remove(key);
-            }
-        }
+        forget_settings(&mut command);
         command
             .args(arguments)
             .env("FLASHSALE__REDIS__URL", RedisServer::shared().url())

@@ -136,7 +136,7 @@ pub(super) fn parse_entries(
     Ok(entries)
 }
 
-fn parse_id(command: &'static str, value: &Value) -> Result<EntryId, RedisFault> {
+pub(super) fn parse_id(command: &'static str, value: &Value) -> Result<EntryId, RedisFault> {
     let text = String::from_redis_value_ref(value)
         .map_err(|error| RedisFault::reply(command, error.to_string()))?;
     text.parse().map_err(|_| RedisFault::reply(command, format!("{text:?} is no entry id")))

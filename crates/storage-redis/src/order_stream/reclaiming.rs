@@ -5,7 +5,7 @@ use std::time::Duration;
 use flashsale_domain::{EntryId, Partition};
 use redis::Value;
 
-use super::reading::parse_entries;
+use super::reading::{parse_entries, parse_id};
 use super::{GROUP, RawEntry};
 use crate::connect::millis;
 use crate::scripts::CLAIM;
@@ -36,7 +36,7 @@ impl Redis {
         from: Option<EntryId>,
         count: usize,
     ) -> Result<ClaimedPage, RedisFault> {
-        let (next, entries, deleted): (String, Value, Vec<String>) = CLAIM
+        let (next, entries, deleted): (Value, Value, Vec<Value>) = CLAIM
             .key(self.keys.orders(partition))
             .key(self.keys.lost(partition))
             .arg(GROUP)
@@ -46,10 +46,10 @@ impl Redis {
             .arg(count)
             .invoke_async(&mut self.connection().await?)
             .await?;
-        let next = parse_id(&next)?;
+        let next = parse_id("claim", &next)?;
         Ok(ClaimedPage {
             entries: parse_entries("claim", entries)?,
-            deleted: deleted.iter().map(|id| parse_id(id)).collect::<Result<_, _>>()?,
+            deleted: deleted.iter().map(|id| parse_id("claim", id)).collect::<Result<_, _>>()?,
             next: (next != EntryId { ms: 0, seq: 0 }).then_some(next),
         })
     }
@@ -64,12 +64,12 @@ impl Redis {
         partition: Partition,
         count: usize,
     ) -> Result<Vec<EntryId>, RedisFault> {
-        let ids: Vec<String> = redis::cmd("SRANDMEMBER")
+        let ids: Vec<Value> = redis::cmd("SRANDMEMBER")
             .arg(self.keys.lost(partition))
             .arg(count)
             .query_async(&mut self.connection().await?)
             .await?;
-        ids.iter().map(|id| parse_id(id)).collect()
+        ids.iter().map(|id| parse_id("SRANDMEMBER", id)).collect()
     }
 
     /// A lost entry is written down elsewhere.
@@ -82,8 +82,4 @@ impl Redis {
             redis::cmd("SREM").arg(self.keys.lost(partition)).arg(id.to_string()).to_owned();
         Ok(command.query_async(&mut connection).await?)
     }
-}
-
-fn parse_id(text: &str) -> Result<EntryId, RedisFault> {
-    text.parse().map_err(|_| RedisFault::reply("claim", text))
 }
