@@ -110,7 +110,10 @@ on_both!(sweeps_side_by_side_never_expire_an_order_twice, async |database: TestD
         let (database, start) = (database.connect(PATIENT).await, Arc::clone(&start));
         sweeps.spawn(async move {
             start.wait().await;
-            let mut ids = Vec::new();
+            let first = database.expire_orders(10).await.expect("answered");
+            let mut ids: Vec<_> = first.iter().map(|stored| stored.order.id.as_i64()).collect();
+            // SQLite's lock is not fair: without this, one sweep may do all of it.
+            start.wait().await;
             loop {
                 let expired = database.expire_orders(10).await.expect("answered");
                 if expired.is_empty() && database.next_due().await.unwrap().due_ms.is_none() {
@@ -124,8 +127,7 @@ on_both!(sweeps_side_by_side_never_expire_an_order_twice, async |database: TestD
     let mut all = shares.concat();
     all.sort_unstable();
     assert_eq!(all, (1..=ORDERS).collect::<Vec<_>>());
-    let busy = shares.iter().filter(|share| !share.is_empty()).count();
-    assert!(busy > 1, "only one sweep got anywhere");
+    assert!(shares.iter().all(|share| !share.is_empty()), "only some sweeps got anywhere");
     assert_eq!(database.stock_left(&sale).await, ORDERS);
     assert_eq!(database.owed().await.len(), all.len());
 });
