@@ -4,7 +4,8 @@
 -- ARGV[1] sale id
 -- ARGV[2] the most orders, open and closed, that one buyer's record may hold
 -- ARGV[3] '1' where the caller waits for replicas behind this call, else ''
--- ARGV[4...] three per request: user id, idempotency digest or '', traceparent or ''
+-- ARGV[4...] the user ids of all requests, then their idempotency digests or '', then their
+--            traceparents or ''
 --
 -- Returns { now_ms, epoch, returns, stock, code_1, entry_id_1, code_2, entry_id_2, ... }
 --   1 admitted         entry id of the new order
@@ -20,7 +21,7 @@
 --
 -- Redis does not roll back a script that fails. So everything is read and checked before a
 -- request's first write; the first write is the XADD, the only one that can be refused; and the
--- hash writes behind it go to keys whose type has been seen.
+-- records, written together at the end, go to a key whose type has been seen.
 
 local now_ms = server_time_ms()
 local count = (#ARGV - 3) / 3
@@ -56,6 +57,15 @@ if not (state and stock and held and opens_ms and closes_ms and limit and epoch 
   return refuse_all(8)
 end
 
+-- The refusal of a sale that is not on; the same for the whole batch.
+local not_on = nil
+if state == 'paused' then not_on = 7
+elseif state == 'closed' then not_on = 6
+elseif state ~= 'published' then not_on = 8
+elseif now_ms < opens_ms then not_on = 5
+elseif now_ms >= closes_ms then not_on = 6
+end
+
 local last = redis.call('HMGET', KEYS[1], 'last_ms', 'last_seq')
 local last_ms, last_seq = whole(last[1]), whole(last[2])
 
@@ -66,33 +76,32 @@ local function read_last_id()
   if last_id then last_ms, last_seq = split_id(last_id) end
 end
 
+-- The id of the appended entry; or nil, and why.
 local function append(user, slot, digest, traceparent)
   if not last_ms or not last_seq then return nil, 'no stream' end
   local ms, seq = next_order_id(now_ms, last_ms, last_seq)
   if not ms then return nil, 'clock' end
-  local fields = order_entry(ARGV[1], user, slot, sale[7], digest, traceparent)
   local id = format_id(ms, seq)
-  local added = redis.pcall('XADD', KEYS[4], 'NOMKSTREAM', id, unpack(fields))
+  local added = add_order_entry(KEYS[4], id, ARGV[1], user, slot, sale[7], digest, traceparent)
   if type(added) == 'table' and added.err then return nil, added end
   if not added then return nil, 'no stream' end
   last_ms, last_seq = ms, seq
   return id
 end
 
+-- What each buyer's record was, and what it becomes. A buyer may come twice in one batch.
+local before = redis.call('HMGET', KEYS[3], unpack(ARGV, 4, 3 + count))
+local after, writes = {}, {}
 local admitted = 0
 
--- Returns a code and an entry id; or nil and an error reply that nothing was written before.
-local function decide(user, digest, traceparent)
-  local text = redis.call('HGET', KEYS[3], user)
-  local orders = parse_record(text)
-  if not orders then return 8, '' end
-
+-- For a buyer who has a record: the code and the entry id of the order that he is answered with; or
+-- nil and the lowest free slot.
+local function find_order(orders, digest)
   if digest ~= '' then
     for i = 1, #orders do
       if orders[i].digest == digest then return 2, orders[i].id end
     end
   end
-
   local open, latest_open, taken = 0, nil, {}
   for i = 1, #orders do
     if orders[i].open then
@@ -102,16 +111,24 @@ local function decide(user, digest, traceparent)
   end
   if open >= limit then return 3, latest_open end
   if #orders >= orders_max then return 3, latest_open or orders[#orders].id end
-
-  if state == 'paused' then return 7, '' end
-  if state == 'closed' then return 6, '' end
-  if state ~= 'published' then return 8, '' end
-  if now_ms < opens_ms then return 5, '' end
-  if now_ms >= closes_ms then return 6, '' end
-  if stock < 1 or now_ms < reopen_ms then return 4, '' end
-
   local slot = 1
   while taken[slot] do slot = slot + 1 end
+  return nil, slot
+end
+
+-- Returns a code and an entry id; or nil and an error reply that nothing was written before.
+local function decide(user, text, digest, traceparent)
+  -- Text, because numbers that become text by themselves do so slowly.
+  local slot = '1'
+  if text then
+    local orders = parse_record(text)
+    if not orders then return 8, '' end
+    local code, found = find_order(orders, digest)
+    if code then return code, found end
+    slot = string.format('%d', found)
+  end
+  if not_on then return not_on, '' end
+  if stock < 1 or now_ms < reopen_ms then return 4, '' end
 
   if not last_ms or not last_seq then read_last_id() end
   local id, refused = append(user, slot, digest, traceparent)
@@ -125,21 +142,27 @@ local function decide(user, digest, traceparent)
     return 8, ''
   end
 
-  local item = record_item(id, slot, 1, true, digest)
-  redis.call('HSET', KEYS[3], user, text and (text .. ';' .. item) or ('1|' .. item))
+  local item = record_item(id, slot, '1', true, digest)
+  local record = text and (text .. ';' .. item) or ('1|' .. item)
+  after[user] = record
+  writes[#writes + 1] = user
+  writes[#writes + 1] = record
   stock, held, admitted = stock - 1, held + 1, admitted + 1
   return 1, id
 end
 
 local reply, yes = { now_ms, epoch, returns, stock }, false
-for i = 4, #ARGV, 3 do
-  local code, id = decide(ARGV[i], ARGV[i + 1], ARGV[i + 2])
+for i = 1, count do
+  local user = ARGV[3 + i]
+  local code, id =
+    decide(user, after[user] or before[i], ARGV[3 + count + i], ARGV[3 + 2 * count + i])
   if not code then return id end
   reply[#reply + 1] = code
   reply[#reply + 1] = id
   if code <= 3 then yes = true end
 end
 if admitted > 0 then
+  redis.call('HSET', KEYS[3], unpack(writes))
   redis.call('HSET', KEYS[2], 'stock', stock, 'held', held)
   redis.call('HINCRBY', KEYS[2], 'admitted', admitted)
   redis.call('HSET', KEYS[1], 'last_ms', format_id(last_ms, 0):match('^%d+'), 'last_seq', last_seq)

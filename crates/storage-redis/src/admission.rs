@@ -111,7 +111,7 @@ impl AdmissionConnection {
         &mut self,
         partition: Partition,
         sale: SaleId,
-        requests: impl IntoIterator<Item = &'a AdmissionRequest>,
+        requests: impl IntoIterator<Item = &'a AdmissionRequest, IntoIter: Clone>,
     ) -> Result<AdmissionBatch, RedisFault> {
         let started = Instant::now();
         let mut call = cmd("EVALSHA");
@@ -124,11 +124,17 @@ impl AdmissionConnection {
             .arg(sale.as_i64())
             .arg(ORDERS_PER_BUYER_MAX)
             .arg(if self.replicas.is_some() { "1" } else { "" });
+        let requests = requests.into_iter();
         let mut count = 0;
-        for request in requests {
-            let digest = request.digest.as_ref().map_or("", |digest| digest.as_str());
-            call.arg(request.user_id.as_str()).arg(digest).arg("");
+        for request in requests.clone() {
+            call.arg(request.user_id.as_str());
             count += 1;
+        }
+        for request in requests {
+            call.arg(request.digest.as_ref().map_or("", |digest| digest.as_str()));
+        }
+        for _ in 0..count {
+            call.arg("");
         }
         let mut connection = self.line.connection().await?;
         let sent = match self.send(&call, &mut connection).await {
