@@ -132,6 +132,8 @@ pub struct AuthSettings {
     pub jwt_public_key_file: Option<PathBuf>,
     /// How far a token's times may be off.
     pub leeway: Duration,
+    /// How many tokens with a public key's good signature a worker thread remembers; 0 remembers none.
+    pub remembered_tokens: usize,
 }
 
 /// The one way in which tokens are checked.
@@ -359,6 +361,7 @@ impl Settings {
                     |path| Ok((!path.is_empty()).then(|| PathBuf::from(path))),
                 ),
                 leeway: from.duration("auth.leeway", secs(0)..=secs(300)),
+                remembered_tokens: from.integer("auth.remembered_tokens", 0..=1_000_000),
             },
             admission: AdmissionSettings {
                 batch_max: from.integer("admission.batch_max", 1..=1000),

@@ -16,6 +16,7 @@ use flashsale_bootstrap::settings::AdmissionSettings;
 use flashsale_bootstrap::telemetry::count;
 use flashsale_domain::{Admission, AdmissionRequest, Partition, Refusal, SaleId};
 use flashsale_storage_redis::{AdmissionConnection, RedisFault};
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tracing::{error, info};
@@ -51,9 +52,21 @@ struct Inner {
     capacity: usize,
     deadline: Duration,
     waiting: Cell<usize>,
+    /// How many of `waiting` the gauge has been told of.
+    shown: Cell<usize>,
     lanes: RefCell<HashMap<SaleId, VecDeque<Waiting>>>,
     failing: Cell<bool>,
     leases: Arc<Leases>,
+    metrics: QueueMetrics,
+}
+
+/// Looked up once, and not for every request.
+struct QueueMetrics {
+    batch_size: Histogram,
+    unconfirmed: Counter,
+    seconds: Histogram,
+    /// One for all threads: each adds its changes.
+    depth: Gauge,
 }
 
 struct Waiting {
@@ -74,9 +87,16 @@ impl AdmissionQueue {
             capacity: settings.queue_capacity,
             deadline: settings.queue_deadline,
             waiting: Cell::new(0),
+            shown: Cell::new(0),
             lanes: RefCell::default(),
             failing: Cell::new(false),
             leases,
+            metrics: QueueMetrics {
+                batch_size: histogram!("flashsale_admission_batch_size"),
+                unconfirmed: counter!("flashsale_admission_unconfirmed_batches_total"),
+                seconds: histogram!("flashsale_admission_seconds"),
+                depth: gauge!("flashsale_admission_queue_depth"),
+            },
         });
         actix_web::rt::spawn(keep_connected(Rc::downgrade(&inner)));
         Self { inner }
@@ -95,7 +115,7 @@ impl AdmissionQueue {
         }
         let (answer, decided) = oneshot::channel();
         let waiting = Waiting { request, since: Instant::now(), answer };
-        inner.set_waiting(inner.waiting.get() + 1);
+        inner.waiting.set(inner.waiting.get() + 1);
         // A lane exists for as long as a call is in flight for its sale; who finds none makes it,
         // and sets it going.
         let is_first = {
@@ -117,9 +137,10 @@ impl AdmissionQueue {
 async fn keep_connected(queue: Weak<Inner>) {
     loop {
         sleep(PING_INTERVAL).await;
-        let Some(mut connection) = queue.upgrade().map(|inner| inner.connection.clone()) else {
-            return;
-        };
+        let Some(inner) = queue.upgrade() else { return };
+        inner.show_depth();
+        let mut connection = inner.connection.clone();
+        drop(inner);
         // What is wrong is said by whoever needs it.
         let _ = connection.ping().await;
     }
@@ -133,7 +154,7 @@ impl Inner {
             if batch.is_empty() {
                 continue;
             }
-            metrics::histogram!("flashsale_admission_batch_size").record(count(batch.len()));
+            self.metrics.batch_size.record(count(batch.len()));
             let requests = batch.iter().map(|waiting| &waiting.request);
             let sent = Instant::now();
             match connection.admit(partition, sale, requests).await {
@@ -144,11 +165,10 @@ impl Inner {
                     } else {
                         // A server whose replicas are away may be one that was replaced: what it
                         // says of itself is nothing to learn from.
-                        metrics::counter!("flashsale_admission_unconfirmed_batches_total")
-                            .increment(1);
+                        self.metrics.unconfirmed.increment(1);
                     }
                     for (waiting, outcome) in batch.into_iter().zip(decided.outcomes) {
-                        answer(waiting, told(outcome, decided.confirmed));
+                        self.answer(waiting, told(outcome, decided.confirmed));
                     }
                 }
                 Err(fault) => {
@@ -159,7 +179,7 @@ impl Inner {
                         NoDecision::Unavailable
                     };
                     for waiting in batch {
-                        answer(waiting, Err(no_decision));
+                        self.answer(waiting, Err(no_decision));
                     }
                 }
             }
@@ -173,11 +193,13 @@ impl Inner {
         let lane = lanes.get_mut(&sale)?;
         if lane.is_empty() {
             lanes.remove(&sale);
+            self.show_depth();
             return None;
         }
+        self.show_depth();
         let take = lane.len().min(self.batch_max);
         let taken: Vec<Waiting> = lane.drain(..take).collect();
-        self.set_waiting(self.waiting.get() - take);
+        self.waiting.set(self.waiting.get() - take);
         let mut batch = Vec::with_capacity(taken.len());
         for waiting in taken {
             if waiting.answer.is_closed() {
@@ -185,7 +207,7 @@ impl Inner {
                 continue;
             }
             if waiting.since.elapsed() > self.deadline {
-                answer(waiting, Err(NoDecision::Overloaded));
+                self.answer(waiting, Err(NoDecision::Overloaded));
             } else {
                 batch.push(waiting);
             }
@@ -193,11 +215,17 @@ impl Inner {
         Some(batch)
     }
 
-    fn set_waiting(&self, waiting: usize) {
-        let change = count(waiting) - count(self.waiting.get());
-        self.waiting.set(waiting);
-        // One gauge for all threads: each adds its changes.
-        metrics::gauge!("flashsale_admission_queue_depth").increment(change);
+    /// Tells the gauge, once a batch and not for every request.
+    fn show_depth(&self) {
+        let waiting = self.waiting.get();
+        self.metrics.depth.increment(count(waiting) - count(self.shown.replace(waiting)));
+    }
+
+    fn answer(&self, waiting: Waiting, answer: Answer) {
+        self.metrics.seconds.record(waiting.since.elapsed());
+        // A buyer who hung up after the call was sent has an order all the same; the same key, or the
+        // list of his orders, tells him.
+        let _hung_up = waiting.answer.send(answer);
     }
 
     /// Failures are said when they begin and when they end, not for every batch between.
@@ -220,11 +248,4 @@ fn told(outcome: Result<Admission, Refusal>, confirmed: bool) -> Answer {
         Ok(_) | Err(Refusal::AlreadyOrdered(_)) if !confirmed => Err(NoDecision::OutcomeUnknown),
         outcome => Ok(outcome),
     }
-}
-
-fn answer(waiting: Waiting, answer: Answer) {
-    metrics::histogram!("flashsale_admission_seconds").record(waiting.since.elapsed());
-    // A buyer who hung up after the call was sent has an order all the same; the same key, or the
-    // list of his orders, tells him.
-    let _hung_up = waiting.answer.send(answer);
 }

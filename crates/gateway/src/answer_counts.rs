@@ -1,5 +1,7 @@
-//! How often buyers were told what, sale by sale, for the sale's report: counted in memory, added to the
-//! database every few seconds.
+//! How often buyers were told what, sale by sale: as a metric, and for the sale's report, which is counted
+//! in memory and added to the database every few seconds.
+//!
+//! Every answer passes here, so the metrics are looked up once a sale and not once an answer.
 //!
 //! A gateway that is killed takes the last few seconds' counts with it. They say how large the crowd was;
 //! no unit depends on them.
@@ -11,8 +13,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use flashsale_bootstrap::Shutdown;
-use flashsale_domain::SaleId;
+use flashsale_domain::{Refusal, SaleId};
 use flashsale_storage_sql::{AnswerCount, Database};
+use metrics::{Counter, counter};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
@@ -39,32 +42,65 @@ const OUTCOMES: [&str; 13] = [
     "other",
 ];
 
-type OfSale = [AtomicU64; OUTCOMES.len()];
+/// What can be said without asking Redis.
+const FROM_MEMORY: [Refusal; 3] = [Refusal::SoldOut, Refusal::NotStarted, Refusal::Ended];
 
-/// The counts that the database does not have yet.
-#[derive(Default)]
+/// One sale's counts, in the order of [`OUTCOMES`].
+struct OfSale {
+    unadded: [AtomicU64; OUTCOMES.len()],
+    exported: [Counter; OUTCOMES.len()],
+}
+
+impl OfSale {
+    fn new(sale: SaleId) -> Self {
+        let sale = sale.to_string();
+        let exported = OUTCOMES.map(|outcome| {
+            counter!("flashsale_admissions_total", "sale" => sale.clone(), "outcome" => outcome)
+        });
+        Self { unadded: Default::default(), exported }
+    }
+}
+
+/// Counts of all sales. Shared by all threads; counting takes no lock.
 pub(crate) struct AnswerCounts {
     // Replaced when a sale is answered for the first time, so that nobody waits for anybody else.
     by_sale: ArcSwap<HashMap<SaleId, Arc<OfSale>>>,
+    from_memory: [Counter; FROM_MEMORY.len()],
 }
 
 impl AnswerCounts {
-    /// Counts one answer.
-    pub(crate) fn count(&self, sale: SaleId, outcome: &str) {
-        self.add(sale, outcome, 1);
+    pub(crate) fn new() -> Self {
+        let from_memory = FROM_MEMORY.map(
+            |refusal| counter!("flashsale_local_refusals_total", "outcome" => refusal.as_str()),
+        );
+        Self { by_sale: ArcSwap::default(), from_memory }
     }
 
-    fn add(&self, sale: SaleId, outcome: &str, count: u64) {
-        let place = OUTCOMES.iter().position(|known| *known == outcome);
-        let place = place.unwrap_or(OUTCOMES.len() - 1);
+    /// Counts one answer.
+    pub(crate) fn count(&self, sale: SaleId, outcome: &str) {
+        let place = place_of(outcome);
+        self.with(sale, |counts| {
+            counts.exported[place].increment(1);
+            counts.unadded[place].fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    /// Counts one refusal that was said from memory.
+    pub(crate) fn count_from_memory(&self, sale: SaleId, refusal: Refusal) {
+        if let Some(place) = FROM_MEMORY.iter().position(|known| *known == refusal) {
+            self.from_memory[place].increment(1);
+        }
+        self.count(sale, refusal.as_str());
+    }
+
+    fn with(&self, sale: SaleId, change: impl Fn(&OfSale)) {
         loop {
             if let Some(counts) = self.by_sale.load().get(&sale) {
-                counts[place].fetch_add(count, Ordering::Relaxed);
-                return;
+                return change(counts);
             }
             self.by_sale.rcu(|known| {
                 let mut with_sale = HashMap::clone(known);
-                with_sale.entry(sale).or_default();
+                with_sale.entry(sale).or_insert_with(|| Arc::new(OfSale::new(sale)));
                 with_sale
             });
         }
@@ -74,7 +110,7 @@ impl AnswerCounts {
         let mut taken = Vec::new();
         for (sale, counts) in self.by_sale.load().iter() {
             for (place, outcome) in OUTCOMES.into_iter().enumerate() {
-                let count = counts[place].swap(0, Ordering::Relaxed);
+                let count = counts.unadded[place].swap(0, Ordering::Relaxed);
                 if count > 0 {
                     let count = i64::try_from(count).unwrap_or(i64::MAX);
                     taken.push(AnswerCount { sale_id: *sale, outcome, count });
@@ -86,7 +122,10 @@ impl AnswerCounts {
 
     fn give_back(&self, counts: &[AnswerCount]) {
         for AnswerCount { sale_id, outcome, count } in counts {
-            self.add(*sale_id, outcome, u64::try_from(*count).unwrap_or(0));
+            let count = u64::try_from(*count).unwrap_or(0);
+            self.with(*sale_id, |counts| {
+                counts.unadded[place_of(outcome)].fetch_add(count, Ordering::Relaxed);
+            });
         }
     }
 
@@ -119,13 +158,18 @@ impl AnswerCounts {
     }
 }
 
+fn place_of(outcome: &str) -> usize {
+    let place = OUTCOMES.iter().position(|known| *known == outcome);
+    place.unwrap_or(OUTCOMES.len() - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_was_taken_is_counted_once() {
-        let counts = AnswerCounts::default();
+        let counts = AnswerCounts::new();
         let sale = |id| SaleId::from_i64(id).expect("an id");
         for _ in 0..3 {
             counts.count(sale(1), "sold_out");

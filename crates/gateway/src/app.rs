@@ -4,10 +4,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::body::MessageBody;
-use actix_web::dev::{ServiceRequest, ServiceResponse};
-use actix_web::http::{ConnectionType, KeepAlive};
-use actix_web::middleware::{Next, from_fn};
+use actix_web::http::KeepAlive;
+use actix_web::middleware::from_fn;
 use actix_web::web::{self, ServiceConfig};
 use actix_web::{App, HttpServer};
 use anyhow::Context as _;
@@ -23,17 +21,16 @@ use tracing::{info, warn};
 
 use crate::admission_queue::AdmissionQueue;
 use crate::answer_counts::AnswerCounts;
-use crate::auth::TokenVerifier;
+use crate::auth::{BuyerVerifier, TokenVerifier};
 use crate::catalogue::{CHECK_CATALOGUE, CHECK_REDIS, Catalogue, CatalogueFollower};
 use crate::direct::DirectOrders;
+use crate::edge;
 use crate::followers::{Followers, FollowersFeed};
 use crate::leases::Leases;
 use crate::newest_sales::NewestSales;
 use crate::operators::{self, OperatorsState};
-use crate::problem;
 use crate::receipts::Receipts;
 use crate::routes;
-use crate::unread_body;
 
 /// How long closing the connections may take; nothing is in flight on them by then.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
@@ -47,7 +44,6 @@ const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
 /// What the routes need besides the admission queue, which each worker thread has its own of.
 pub(crate) struct State {
-    pub(crate) verifier: Arc<TokenVerifier>,
     pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) newest_sales: NewestSales,
     pub(crate) receipts: Receipts,
@@ -146,7 +142,7 @@ impl Gateway {
         let follower = tokio::spawn(follower.run(after_drain.clone()));
         let looker = tokio::spawn(looker.run(after_drain.clone()));
         let leases = Arc::new(Leases::new(self.redis.clone()));
-        let answers = Arc::new(AnswerCounts::default());
+        let answers = Arc::new(AnswerCounts::new());
         let adding = Arc::clone(&answers).keep_adding(self.database.clone(), after_drain.clone());
         let adding = tokio::spawn(adding);
         let followers = Arc::new(Followers::default());
@@ -159,10 +155,10 @@ impl Gateway {
         let admission = self.settings.admission.clone();
         let replicas = connect::replicas(&self.settings);
         let redis = self.redis.clone();
+        let verifier = self.verifier;
         // Connects lazily: every worker thread takes its own from here.
         redis.admission_connection().context("redis.url cannot be used for admission")?;
         let state = web::Data::new(State {
-            verifier: self.verifier,
             receipts: Receipts::new(
                 self.redis.clone(),
                 self.database.clone(),
@@ -186,7 +182,7 @@ impl Gateway {
             draining: shutdown.clone(),
         });
         let server = HttpServer::new(move || {
-            // Once a worker thread: a queue and a connection of its own.
+            // Once a worker thread: a queue, a connection and a memory for tokens of its own.
             let mut connection = redis
                 .admission_connection()
                 .expect("the same settings have given a connection before");
@@ -199,11 +195,9 @@ impl Gateway {
                     &admission,
                     Arc::clone(&leases),
                 )))
+                .app_data(web::ThinData(BuyerVerifier::new(Arc::clone(&verifier))))
                 .app_data(state.clone())
-                .wrap(from_fn(problem::limit_head))
-                .wrap(from_fn(problem::localize))
-                .wrap(from_fn(end_connections_when_draining))
-                .wrap(from_fn(unread_body::keep_until_answered))
+                .wrap(from_fn(edge::pass))
                 .configure(routes::configure)
         })
         .workers(if http.workers == 0 { cores() } else { http.workers })
@@ -239,20 +233,6 @@ impl Gateway {
         info!("stopped");
         Ok(())
     }
-}
-
-/// Middleware: once the shutdown is requested, each answer is the last of its connection.
-async fn end_connections_when_draining(
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<impl MessageBody>, actix_web::Error> {
-    let state = request.app_data::<web::Data<State>>().expect("every app is built with state");
-    let draining = state.draining.clone();
-    let mut response = next.call(request).await?;
-    if draining.is_requested() {
-        response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
-    }
-    Ok(response)
 }
 
 fn cores() -> usize {

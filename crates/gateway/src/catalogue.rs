@@ -164,12 +164,13 @@ impl Catalogue {
         self.clock.now_ms()
     }
 
-    /// Whether a published sale's window opens so much later that no error of the clock could matter.
+    /// Whether a queued, published sale's window opens so much later that no error of the clock could matter.
     /// The edge itself is for the script to decide, and so is a sale that was paused or closed before.
     pub(crate) fn is_long_before_start(&self, id: SaleId) -> bool {
         self.clock.is_known.load(Ordering::Relaxed)
             && self.sales.load().get(&id).is_some_and(|entry| {
                 entry.sale.state == SaleState::Published
+                    && entry.sale.partition.is_some()
                     && self.now_ms() + START_MARGIN_MS < entry.sale.window.opens_ms()
             })
     }

@@ -77,8 +77,22 @@ impl Leases {
         Self { redis, sales: ArcSwap::default(), hasher: RandomState::new() }
     }
 
+    /// What can be said without asking Redis to whoever has no order.
+    pub(crate) fn refusal(&self, sale: SaleId) -> Option<Refusal> {
+        self.refuse_unless(sale, |_| false)
+    }
+
     /// What can be said to a buyer without asking Redis.
     pub(crate) fn refuse(&self, sale: SaleId, user: &UserId) -> Option<Refusal> {
+        let fingerprint = self.fingerprint(user.as_str());
+        self.refuse_unless(sale, |buyers| buyers.fingerprints.contains(&fingerprint))
+    }
+
+    fn refuse_unless(
+        &self,
+        sale: SaleId,
+        has_record: impl FnOnce(&Buyers) -> bool,
+    ) -> Option<Refusal> {
         let sales = self.sales.load();
         let known = sales.get(&sale)?;
         let lease = known.lease.load();
@@ -88,8 +102,7 @@ impl Leases {
         }
         let buyers = known.buyers.load();
         let buyers = buyers.as_deref().filter(|buyers| buyers.scope == lease.scope)?;
-        let has_record = buyers.fingerprints.contains(&self.fingerprint(user.as_str()));
-        (!has_record).then_some(lease.refusal)
+        (!has_record(buyers)).then_some(lease.refusal)
     }
 
     /// Learns from a script call that was sent at `sent`.

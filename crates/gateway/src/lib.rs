@@ -9,6 +9,7 @@ mod app;
 mod auth;
 mod catalogue;
 mod direct;
+mod edge;
 mod followers;
 mod headers;
 mod leases;

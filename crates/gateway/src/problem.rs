@@ -6,20 +6,17 @@
 use std::fmt;
 use std::time::Duration;
 
-use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
     self, ACCEPT_LANGUAGE, ALLOW, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
 };
-use actix_web::middleware::Next;
-use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
+use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use chrono::{DateTime, Utc};
 use flashsale_domain::{OrderId, OrderState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::app::State;
 use crate::routes::rfc3339;
 
 /// What a buyer is told besides yes.
@@ -335,37 +332,24 @@ impl ResponseError for Problem {
     }
 }
 
-/// Middleware: a problem's title in the language that the request asks for.
-pub(crate) async fn localize(
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    let response = next.call(request).await?.map_into_boxed_body();
-    let language = preferred_language(response.request());
+/// A problem's title in the language that the request asks for.
+pub(crate) fn localize(response: ServiceResponse) -> ServiceResponse {
     let problem = response.response().error().and_then(|error| error.as_error::<Problem>());
-    match problem {
-        Some(problem) if language != Language::English => {
+    let Some(problem) = problem else { return response };
+    match preferred_language(response.request()) {
+        Language::English => response,
+        language @ Language::Chinese => {
             let localized = problem.respond(language);
-            Ok(response.into_response(localized))
+            response.into_response(localized)
         }
-        _ => Ok(response),
     }
 }
 
-/// Middleware: a request line and headers above the limit are refused before anything looks at them.
-pub(crate) async fn limit_head(
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
-    let state = request.app_data::<web::Data<State>>().expect("every app is built with state");
-    let limit = state.head_limit_bytes;
+/// Whether a request line and headers together are larger than `limit`, in bytes.
+pub(crate) fn is_head_larger(request: &ServiceRequest, limit: usize) -> bool {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
-    if target + headers.sum::<usize>() > limit {
-        // A response, not an error: an error would pass `localize` by.
-        return Ok(request.error_response(Problem::HeadTooLarge(limit)));
-    }
-    next.call(request).await.map(ServiceResponse::map_into_boxed_body)
+    target + headers.sum::<usize>() > limit
 }
 
 /// zh-CN when Chinese in some form is wanted more than English in some form.

@@ -1,4 +1,4 @@
-//! Middleware: a request body that nobody reads to its end does not keep its connection.
+//! A request body that nobody reads to its end does not keep its connection.
 //!
 //! A "no" often comes before the body has. If the body is dropped then, and it is a chunked one, the
 //! server goes on to read the rest, without a deadline, so that the connection can be used again: a
@@ -15,27 +15,27 @@ use actix_web::HttpMessage as _;
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::dev::{Payload, ServiceRequest, ServiceResponse};
 use actix_web::error::PayloadError;
-use actix_web::middleware::Next;
 use actix_web::web::Bytes;
 use futures_util::Stream;
 
-/// Keeps a request's body until the answer has been written.
-pub(crate) async fn keep_until_answered(
-    mut request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+/// Takes hold of a request's body; the handler can read it all the same. `None` when there is none.
+pub(crate) fn share(request: &mut ServiceRequest) -> Option<Shared> {
     let payload = match request.take_payload() {
-        Payload::None => return next.call(request).await.map(ServiceResponse::map_into_boxed_body),
+        Payload::None => return None,
         payload => Shared(Rc::new(RefCell::new(payload))),
     };
     request.set_payload(Payload::Stream { payload: Box::pin(payload.clone()) });
-    let response = next.call(request).await?;
-    Ok(response.map_body(|_, body| BoxBody::new(Answer { body: body.boxed(), _request: payload })))
+    Some(payload)
 }
 
-/// A request's body, held by the handler that may read it and by this middleware.
+/// Keeps a request's body until the answer has been written.
+pub(crate) fn keep_until_answered(response: ServiceResponse, body: Shared) -> ServiceResponse {
+    response.map_body(|_, answer| BoxBody::new(Answer { body: answer, _request: body }))
+}
+
+/// A request's body, held by the handler that may read it and by its answer.
 #[derive(Clone)]
-struct Shared(Rc<RefCell<Payload>>);
+pub(crate) struct Shared(Rc<RefCell<Payload>>);
 
 impl Stream for Shared {
     type Item = Result<Bytes, PayloadError>;

@@ -1,12 +1,12 @@
 //! Placing an order: the way that must be short. From here it goes to `admission_queue`, or for a
 //! direct sale to `direct`.
 
-use actix_web::http::header::{CACHE_CONTROL, LOCATION};
+use actix_web::http::header::{CACHE_CONTROL, HeaderName, LOCATION};
 use actix_web::{HttpRequest, HttpResponse, web};
 use flashsale_bootstrap::error_quietly;
 use flashsale_domain::{
     Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, Partition, Refusal,
-    SaleId, SaleMode, UserId,
+    SaleId, SaleMode,
 };
 use flashsale_storage_sql::DirectAnswer;
 use serde::Serialize;
@@ -14,15 +14,15 @@ use utoipa::ToSchema;
 
 use crate::admission_queue::{AdmissionQueue, NoDecision};
 use crate::app::State;
-use crate::auth::Buyer;
+use crate::auth::{Buyer, BuyerVerifier};
 use crate::catalogue::Catalogue;
 use crate::headers::at_most_one;
 use crate::problem::{Problem, ProblemBody};
 use crate::request_body::check_body;
 use crate::routes::time_of;
 
-const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
-const IDEMPOTENCY_REPLAYED: &str = "Idempotency-Replayed";
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 /// What a buyer gets at once.
 #[derive(Serialize, ToSchema)]
@@ -70,24 +70,28 @@ pub(crate) struct OrderReceipt {
 pub(crate) async fn place(
     request: HttpRequest,
     path: web::Path<String>,
-    buyer: Buyer,
+    verifier: web::ThinData<BuyerVerifier>,
     body: web::Payload,
     queue: web::ThinData<AdmissionQueue>,
     state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
-    let sale: SaleId = path.parse().map_err(|_| Problem::SaleNotFound)?;
+    let sale: Option<SaleId> = path.parse().ok();
+    let asking = identify(&request, &verifier, &state, sale)?;
+    let sale = sale.ok_or(Problem::SaleNotFound)?;
     let digest = idempotency_key(&request)?.map(|key| key.digest());
+    let buyer = match asking {
+        Ok(buyer) => buyer,
+        Err(refusal) => {
+            check_body(&request, body, &state).await?;
+            state.answers.count_from_memory(sale, refusal);
+            return Err(problem_of_refusal(refusal, sale, &state.catalogue));
+        }
+    };
     let (mode, partition) = route(&state, sale).await?;
     check_body(&request, body, &state).await?;
 
     match (mode, partition) {
         (SaleMode::Queued, Some(partition)) => {
-            if let Some(refusal) = refuse_from_memory(&state, sale, &buyer.user_id) {
-                count_admission(&state, sale, refusal.as_str());
-                metrics::counter!("flashsale_local_refusals_total", "outcome" => refusal.as_str())
-                    .increment(1);
-                return Err(problem_of_refusal(refusal, sale, &state.catalogue));
-            }
             let wish = AdmissionRequest { user_id: buyer.user_id, digest };
             let outcome = queue.admit(partition, sale, wish).await;
             let label = match &outcome {
@@ -96,7 +100,7 @@ pub(crate) async fn place(
                 Ok(Err(refusal)) => refusal.as_str(),
                 Err(no_decision) => no_decision_label(*no_decision),
             };
-            count_admission(&state, sale, label);
+            state.answers.count(sale, label);
             let admission = outcome
                 .map_err(problem_of_no_decision)?
                 .map_err(|refusal| problem_of_refusal(refusal, sale, &state.catalogue))?;
@@ -112,7 +116,7 @@ pub(crate) async fn place(
                 Ok(DirectAnswer::IdTaken) => "unavailable",
                 Err(no_decision) => no_decision_label(*no_decision),
             };
-            count_admission(&state, sale, label);
+            state.answers.count(sale, label);
             match answer.map_err(problem_of_no_decision)? {
                 DirectAnswer::Placed(order) => Ok(created(&order, false)),
                 DirectAnswer::Replayed(order) => Ok(created(&order, true)),
@@ -138,12 +142,34 @@ pub(crate) async fn route(
     state.catalogue.route(sale).ok_or(Problem::SaleNotFound)
 }
 
-/// What is certain without asking Redis.
-fn refuse_from_memory(state: &State, sale: SaleId, user: &UserId) -> Option<Refusal> {
+/// Who asks; or what he can be told without asking Redis, and without looking at his signature.
+///
+/// While a refusal stands in memory, everybody is told it but those who may have an order, and of them
+/// those who cannot prove who they are. So what a forged token is answered does not say whether the buyer
+/// that it names has an order.
+fn identify(
+    request: &HttpRequest,
+    verifier: &BuyerVerifier,
+    state: &State,
+    sale: Option<SaleId>,
+) -> Result<Result<Buyer, Refusal>, Problem> {
+    let Some((sale, refusal)) = sale.and_then(|sale| Some((sale, refusal_in_memory(state, sale)?)))
+    else {
+        return verifier.verify(request).map(Ok);
+    };
+    let claimed = verifier.read_claimed_user(request)?;
+    if refusal != Refusal::NotStarted && state.leases.refuse(sale, &claimed).is_none() {
+        return Ok(verifier.verify(request).map_err(|_| refusal));
+    }
+    Ok(Err(refusal))
+}
+
+/// What is certain, without asking Redis, of a buyer who has no order.
+fn refusal_in_memory(state: &State, sale: SaleId) -> Option<Refusal> {
     if state.catalogue.is_long_before_start(sale) {
         return Some(Refusal::NotStarted);
     }
-    state.leases.refuse(sale, user)
+    state.leases.refusal(sale)
 }
 
 fn accepted(sale_id: SaleId, admission: Admission) -> HttpResponse {
@@ -168,12 +194,6 @@ fn answer(
         response.insert_header((IDEMPOTENCY_REPLAYED, "true"));
     }
     response.json(receipt)
-}
-
-fn count_admission(state: &State, sale: SaleId, outcome: &'static str) {
-    state.answers.count(sale, outcome);
-    metrics::counter!("flashsale_admissions_total", "sale" => sale.to_string(), "outcome" => outcome)
-        .increment(1);
 }
 
 const fn no_decision_label(no_decision: NoDecision) -> &'static str {
@@ -216,7 +236,7 @@ fn problem_of_refusal(refusal: Refusal, sale: SaleId, catalogue: &Catalogue) -> 
 }
 
 fn idempotency_key(request: &HttpRequest) -> Result<Option<IdempotencyKey>, Problem> {
-    let Some(value) = at_most_one(request, IDEMPOTENCY_KEY)? else { return Ok(None) };
+    let Some(value) = at_most_one(request, &IDEMPOTENCY_KEY)? else { return Ok(None) };
     let key = value.to_str().ok().and_then(|text| IdempotencyKey::new(text).ok());
     key.map(Some).ok_or_else(|| {
         let allowed = "an Idempotency-Key has 1 to 255 visible ASCII characters";

@@ -2,12 +2,12 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use flashsale_test_support::{TempDir, temp_dir};
+use flashsale_test_support::{TempDir, eventually, temp_dir};
 use jsonwebtoken::{Algorithm, EncodingKey};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, SECRET, TestApp, claims, now_ms, send, sign, token};
+use crate::support::{Answer, SECRET, SOON, TestApp, claims, now_ms, send, sign, token};
 
 /// An Ed25519 key pair that nothing but these tests knows.
 const ED25519_PRIVATE: &str = "-----BEGIN PRIVATE KEY-----
@@ -302,6 +302,31 @@ async fn a_gateway_with_an_ed25519_key_accepts_its_tokens_and_no_others() {
 }
 
 #[tokio::test]
+async fn a_token_that_was_good_before_is_refused_once_it_has_expired_and_with_another_signature() {
+    let (app, _directory) = with_public_key(ED25519_PUBLIC).await;
+    let sale = app.sale(1).await.to_string();
+    let exp_s = now_ms() / 1000 + 2;
+    let token = eddsa(&json!({ "sub": "alice", "exp": exp_s }));
+    let header = format!("Bearer {token}");
+    place_with_header(&app, &sale, header.as_bytes()).await.receipt();
+    let (head, _) = token.rsplit_once('.').expect("three parts");
+    let refused_at_ms = eventually(SOON, "the token has expired", async || {
+        let forged = format!("Bearer {head}.{}", URL_SAFE_NO_PAD.encode("x".repeat(64)));
+        let answer = place_with_header(&app, &sale, forged.as_bytes()).await;
+        assert_eq!(answer.problem(), (401, "unauthorized"));
+        let answer = place_with_header(&app, &sale, header.as_bytes()).await;
+        if answer.status == 409 {
+            assert_eq!(answer.problem(), (409, "already-ordered"));
+            return None;
+        }
+        assert_eq!(answer.problem(), (401, "unauthorized"));
+        Some(now_ms())
+    })
+    .await;
+    assert!(refused_at_ms >= exp_s * 1000, "not before its time");
+}
+
+#[tokio::test]
 async fn a_gateway_with_an_rsa_key_accepts_its_tokens_and_no_others() {
     let (app, _directory) = with_public_key(RSA_PUBLIC).await;
     let claims = claims("alice");
@@ -345,7 +370,7 @@ async fn two_tokens_are_refused_whichever_is_good() {
             let answer = send(request).await;
             assert_eq!(answer.problem(), (400, "invalid-request"));
             let detail = answer.body["detail"].as_str().expect("says what is allowed");
-            assert!(detail.contains("one Authorization"), "{detail}");
+            assert!(detail.contains("one authorization header"), "{detail}");
         }
     }
     assert_eq!(app.orders_in_record(sale, "alice").await, 0);

@@ -7,10 +7,14 @@ use flashsale_domain::{NewSale, OrderId, Window};
 use flashsale_storage_redis::SOLD_OUT_LEASE;
 use flashsale_test_support::{RedisServer, eventually};
 use futures_util::future::join_all;
+use jsonwebtoken::{Algorithm, EncodingKey};
+use reqwest::Method;
+use serde_json::json;
 use tokio::time::timeout;
 
 use crate::support::{
-    A_SECOND, Answer, FAR_AHEAD_MS, SOON, TestApp, home, new_sale, now_ms, send, window_from_now,
+    A_SECOND, Answer, FAR_AHEAD_MS, SOON, TestApp, claims, home, new_sale, now_ms, send, sign,
+    window_from_now,
 };
 
 /// Far longer than an answer from memory takes.
@@ -68,6 +72,37 @@ async fn a_sold_out_sale_is_refused_from_memory_but_never_to_who_has_an_order() 
         // Another key does not make a second order of it.
         let other_key = app.place_with_key(sale, "alice", "k2").await;
         assert_eq!(other_key.problem(), (409, "already-ordered"));
+    }
+}
+
+#[tokio::test]
+async fn what_a_forged_token_is_answered_does_not_say_whether_its_buyer_has_an_order() {
+    let redis = RedisServer::start();
+    let app = TestApp::spawn_on(&redis, &[("redis.response_timeout", "60s")]).await;
+    let sale = app.sale(1).await;
+    app.place(sale, "alice").await.receipt();
+    wait_for_memory(&app, sale).await;
+    let key =
+        EncodingKey::from_secret(b"a secret that is not the gateway's own").expect("a secret");
+    let press = |buyer: &str, claims: serde_json::Value| {
+        let path = format!("/api/v1/sales/{sale}/orders");
+        let forged = sign(Algorithm::HS256, &key, &claims);
+        let request = app.request(Method::POST, &path).bearer_auth(forged);
+        request.header("Idempotency-Key", format!("key-of-{buyer}"))
+    };
+    let mut looked = 0;
+    while looked < 5 {
+        app.place(sale, "nobody").await;
+        let mut answers = Vec::new();
+        for buyer in ["alice", "nobody"] {
+            answers.push(from_memory(&app, press(buyer, claims(buyer))).await);
+        }
+        let [Some(holder), Some(stranger)] = &answers[..] else { continue };
+        looked += 1;
+        assert_eq!(holder.problem(), (409, "sold-out"));
+        assert_eq!((&holder.text, holder.status), (&stranger.text, stranger.status));
+        let expired = json!({ "sub": "alice", "exp": now_ms() / 1000 - 60 });
+        assert_eq!(send(press("alice", expired)).await.problem(), (401, "unauthorized"));
     }
 }
 
