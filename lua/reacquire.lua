@@ -54,6 +54,6 @@ for i = 1, #orders do
   end
 end
 if not ours then items[#items + 1] = record_item(ARGV[2], slot, generation, true, ARGV[5]) end
-redis.call('HSET', KEYS[3], ARGV[1], '1|' .. table.concat(items, ';'))
+redis.call('HSET', KEYS[3], ARGV[1], record_of(items))
 redis.call('HSET', KEYS[2], 'stock', stock, 'held', held)
 return { 1, epoch }

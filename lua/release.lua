@@ -45,6 +45,6 @@ elseif ARGV[4] == '1' then
 else
   held, total = held - 1, total - 1
 end
-redis.call('HSET', KEYS[3], ARGV[1], '1|' .. table.concat(items, ';'))
+redis.call('HSET', KEYS[3], ARGV[1], record_of(items))
 redis.call('HSET', KEYS[2], 'stock', stock, 'held', held, 'total', total, 'returns', returns)
 return 1

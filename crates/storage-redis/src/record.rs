@@ -1,4 +1,4 @@
-//! A buyer's record in a sale, as `lua/lib/record.lua` stores it (format 1): read here for lists and
+//! A buyer's record in a sale, as `lua/lib/record.lua` stores it: read here for lists and
 //! audits, written here for loading a sale from the database.
 
 use std::fmt;
@@ -37,14 +37,15 @@ pub struct RecordItem {
 
 /// A text that is no record of a known format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not a buyer's record of format 1")]
+#[error("not a buyer's record of format 1 or 2")]
 pub struct RecordError;
 
 impl FromStr for Record {
     type Err = RecordError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let items = text.strip_prefix("1|").ok_or(RecordError)?;
+        let items = text.strip_prefix('2').or_else(|| text.strip_prefix("1|"));
+        let items = items.ok_or(RecordError)?;
         let items = items
             .split(';')
             .map(|item| parse_item(item).ok_or(RecordError))
@@ -54,35 +55,46 @@ impl FromStr for Record {
 }
 
 fn parse_item(text: &str) -> Option<RecordItem> {
-    let mut parts = text.split(':');
-    let item = RecordItem {
-        entry: parts.next()?.parse().ok()?,
-        slot: parts.next()?.parse().ok()?,
-        generation: parts.next()?.parse().ok()?,
-        open: match parts.next()? {
-            "o" => true,
-            "c" => false,
-            _ => return None,
-        },
-        digest: match parts.next()? {
-            "" => None,
-            digest => Some(IdempotencyDigest::from_stored(digest)?),
-        },
+    let digest_of = |text: &str| IdempotencyDigest::from_stored(text);
+    let parts: Vec<&str> = text.split(':').collect();
+    let first_of_its_buyer = |entry: &str, digest| {
+        Some(RecordItem { entry: entry.parse().ok()?, slot: 1, generation: 1, open: true, digest })
     };
-    parts.next().is_none().then_some(item)
+    match parts[..] {
+        [entry] => first_of_its_buyer(entry, None),
+        [entry, digest] => first_of_its_buyer(entry, Some(digest_of(digest)?)),
+        [entry, slot, generation, flag, digest] => Some(RecordItem {
+            entry: entry.parse().ok()?,
+            slot: slot.parse().ok()?,
+            generation: generation.parse().ok()?,
+            open: match flag {
+                "o" => true,
+                "c" => false,
+                _ => return None,
+            },
+            digest: if digest.is_empty() { None } else { Some(digest_of(digest)?) },
+        }),
+        _ => None,
+    }
 }
 
 impl fmt::Display for RecordItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flag = if self.open { 'o' } else { 'c' };
-        write!(f, "{}:{}:{}:{flag}:", self.entry, self.slot, self.generation)?;
-        self.digest.as_ref().map_or(Ok(()), |digest| write!(f, "{digest}"))
+        let digest = self.digest.as_ref().map_or("", |digest| digest.as_str());
+        match (self.open, self.slot, self.generation) {
+            (true, 1, 1) if digest.is_empty() => write!(f, "{}", self.entry),
+            (true, 1, 1) => write!(f, "{}:{digest}", self.entry),
+            (open, slot, generation) => {
+                let flag = if open { 'o' } else { 'c' };
+                write!(f, "{}:{slot}:{generation}:{flag}:{digest}", self.entry)
+            }
+        }
     }
 }
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("1|")?;
+        f.write_str("2")?;
         for (i, item) in self.items.iter().enumerate() {
             let separator = if i == 0 { "" } else { ";" };
             write!(f, "{separator}{item}")?;
@@ -97,12 +109,24 @@ mod tests {
 
     #[test]
     fn a_record_reads_back_as_it_was_written() {
-        let text = "1|1764470400000-0:1:1:c:ungWv48Bz-o;1764470400001-4095:1:2:o:";
+        let text = "21764470400000-0:1:1:c:ungWv48Bz-o;1764470400001-4095:1:2:o:;\
+                    1764470400002-0:ungWv48Bz-o;1764470400003-0";
         let record: Record = text.parse().expect("a record");
-        assert_eq!(record.items.len(), 2);
-        assert!(!record.items[0].open && record.items[1].open);
-        assert_eq!(record.items[1].generation, 2);
+        let seen =
+            |item: &RecordItem| (item.slot, item.generation, item.open, item.digest.is_some());
+        let items: Vec<_> = record.items.iter().map(seen).collect();
+        let expected =
+            [(1, 1, false, true), (1, 2, true, false), (1, 1, true, true), (1, 1, true, false)];
+        assert_eq!(items, expected);
         assert_eq!(record.to_string(), text);
+    }
+
+    #[test]
+    fn a_record_of_format_1_is_read_and_becomes_one_of_format_2() {
+        let text = "1|1764470400000-0:1:1:c:;1764470400001-4095:1:1:o:ungWv48Bz-o";
+        let record: Record = text.parse().expect("a record");
+        let now = "21764470400000-0:1:1:c:;1764470400001-4095:ungWv48Bz-o";
+        assert_eq!(record.to_string(), now);
     }
 
     #[test]
@@ -110,7 +134,14 @@ mod tests {
         for bad in [
             "",
             "1|",
+            "2",
             "2|1-1:1:1:o:",
+            "3|1-1:1:1:o:",
+            "1-1",
+            "21-1;",
+            "21-1:",
+            "21-1:zz",
+            "21-1:1:1",
             "1|1-1:1:1:x:",
             "1|1-1:1:1:o",
             "1|1-1:1:1:o::",

@@ -86,9 +86,9 @@ on_both!(a_record_that_holds_a_slot_twice_is_found, async |stand: Stand| {
     let key = stand.keys.buyers(only(), sale.id);
     let record: String = stand.ask(&["HGET", &key, "buyer-1"]).await;
     let (first, second) = (ids[1].entry(), ids[2].entry());
-    let item = record.trim_start_matches("1|").to_owned();
+    let item = record.strip_prefix('2').expect("format 2").to_owned();
     let again = item.replace(&first.to_string(), &second.to_string());
-    stand.ask::<i64>(&["HSET", &key, "buyer-1", &format!("1|{item};{again}")]).await;
+    stand.ask::<i64>(&["HSET", &key, "buyer-1", &format!("2{item};{again}")]).await;
     stand.assert_found(&sale, "I2", "buyer \"buyer-1\" holds slots [1, 1]").await;
 });
 

@@ -1,6 +1,6 @@
 //! Releases: what an order that is over gives back, once, by order id and generation.
 
-use flashsale_domain::EntryId;
+use flashsale_domain::{EntryId, Sale};
 use flashsale_storage_redis::{RecordItem, ReleaseRequest, Released};
 use flashsale_test_support::eventually;
 
@@ -166,4 +166,17 @@ async fn a_release_waits_for_a_gate_that_can_be_trusted() {
     let before = other.contents().await;
     assert_eq!(release(&other, "buyer", entry, 1).await, Released::NotLoaded);
     assert_eq!(other.contents().await, before);
+}
+
+#[tokio::test]
+async fn a_record_of_format_1_is_read_and_becomes_one_of_format_2() {
+    let deployment = Deployment::selling(&Sale { per_buyer: 2, ..sale(10) }).await;
+    let record = "1|1764470400000-0:1:1:o:;1764470400001-0:2:1:c:";
+    deployment.set_field(&deployment.buyers_key(), "ann", record).await;
+    let second = deployment.admit_one(press("ann")).await.admitted();
+    assert!(matches!(deployment.admit_one(press("ann")).await, Outcome::AlreadyOrdered(_)));
+    let first = EntryId { ms: 1_764_470_400_000, seq: 0 };
+    assert_eq!(release(&deployment, "ann", first, 1).await, Released::Done);
+    let kept: String = deployment.ask(&["HGET", &deployment.buyers_key(), "ann"]).await;
+    assert_eq!(kept, format!("21764470400000-0:1:1:c:;1764470400001-0:2:1:c:;{second}:2:1:o:"));
 }
