@@ -8,6 +8,7 @@ mod echo;
 mod figures;
 mod programs;
 mod report;
+mod sql_ceiling;
 mod stack;
 mod worker;
 
@@ -50,12 +51,25 @@ enum Command {
         /// Its worker threads
         workers: usize,
     },
+    /// The worker's limit alone: its transactions, fed from memory
+    #[command(hide = true)]
+    SqlCeiling {
+        /// Rows in all
+        rows: u32,
+        /// Rows of one transaction
+        batch: usize,
+        /// Transactions at once
+        in_flight: usize,
+    },
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Some(Command::Echo { listen, workers }) => echo::serve(listen, workers),
+        Some(Command::SqlCeiling { rows, batch, in_flight }) => {
+            sql_ceiling::alone(rows, batch, in_flight)
+        }
         None => measure(&cli),
     };
     match done {

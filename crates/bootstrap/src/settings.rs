@@ -183,6 +183,8 @@ pub struct DirectSettings {
 pub struct WorkerSettings {
     /// Orders in one transaction.
     pub batch: usize,
+    /// Transactions of one partition at the same time.
+    pub in_flight: usize,
     /// How long one read waits for new orders.
     pub block: Duration,
     /// How long an unfinished order stays with a worker that says nothing.
@@ -385,6 +387,7 @@ impl Settings {
             },
             worker: WorkerSettings {
                 batch: from.integer("worker.batch", 1..=5000),
+                in_flight: from.integer("worker.in_flight", 1..=16),
                 // Not 0, which to Redis is for ever: the reader must come back to see a shutdown.
                 block: from.duration("worker.block", millis(10)..=secs(60)),
                 reclaim_idle: from.duration("worker.reclaim_idle", secs(1)..=secs(3600)),

@@ -22,6 +22,7 @@ use crate::announce::Announcer;
 use crate::expire::Expiry;
 use crate::hands::{Hands, Heartbeat};
 use crate::housekeeping::{CHECKS, Housekeeping, Progress};
+use crate::in_flight::process_all;
 use crate::ledger_watch::LedgerWatch;
 use crate::process::Processor;
 use crate::reader::{LastPoll, Reader};
@@ -61,7 +62,9 @@ impl OrderWorker {
         let start = StartCheck::begin(settings, &redis, &database, &readiness).await?;
         let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, |_| ())?;
         let shop = Shop::of(&settings.webhooks)?;
-        let (webhooks, settings) = (settings.webhooks.clone(), settings.worker.clone());
+        let connections = database.concurrent_writers(settings.database.max_connections);
+        let (webhooks, mut settings) = (settings.webhooks.clone(), settings.worker.clone());
+        settings.in_flight = settings.in_flight.min(connections);
         let announcer =
             shop.map(|shop| Announcer::new(database.clone(), shop, webhooks, settings.clone()));
         let consumer = consumer_name();
@@ -208,8 +211,9 @@ impl Pipeline {
         shutdown: Shutdown,
         give_up: CancellationToken,
     ) -> usize {
-        // Room for one: while a batch is being written, at most one more is in hand.
-        let (batches, mut received) = mpsc::channel(1);
+        // Room for one: it is there when a transaction ends, and the rest stays where every worker can
+        // get it.
+        let (batches, received) = mpsc::channel(1);
         let reader = Reader {
             redis: self.redis.clone(),
             partition: self.partition,
@@ -247,9 +251,7 @@ impl Pipeline {
         )
         .with_hands(self.hands.clone(), self.progress);
         let process = async {
-            while let Some(batch) = received.recv().await {
-                processor.process_batch(batch).await;
-            }
+            process_all(processor, received, self.settings.in_flight).await;
             drained.request();
         };
         tokio::join!(

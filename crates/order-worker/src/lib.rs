@@ -15,6 +15,7 @@ mod backoff;
 mod expire;
 mod hands;
 mod housekeeping;
+mod in_flight;
 mod ledger_watch;
 mod process;
 mod reader;

@@ -5,6 +5,11 @@ use std::process::ExitCode;
 use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry};
 use flashsale_order_worker::OrderWorker;
 
+/// An entry is many small pieces, made by one thread and dropped by another, which is what the system's
+/// allocator is slowest at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let about = "Writes admitted orders from the Redis stream to the database.";

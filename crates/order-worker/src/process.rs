@@ -4,13 +4,15 @@
 //! on. What the *infrastructure* refuses is tried again for as long as it takes, and counts against
 //! no order.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_bootstrap::telemetry::count;
 use flashsale_bootstrap::{Quiet, clock};
-use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason};
+use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
 use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, Undecodable, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
 use tokio::time::{sleep, timeout};
@@ -46,6 +48,8 @@ pub struct Processor {
     hands: Option<Hands>,
     /// Rows written since the start, and when the last ones were: for measuring.
     progress: Progress,
+    /// Whether the database took no orders when it was last asked.
+    outage: AtomicBool,
     letters_log: Quiet,
     unstored_log: Quiet,
     unacked_log: Quiet,
@@ -94,6 +98,7 @@ impl Processor {
             attempts_max: settings.max_deliveries,
             hands: None,
             progress: Progress::default(),
+            outage: AtomicBool::new(false),
             letters_log: Quiet::every_second(),
             unstored_log: Quiet::every_ten_seconds(),
             unacked_log: Quiet::every_ten_seconds(),
@@ -214,7 +219,7 @@ impl Processor {
             };
             let (blame, why) = match committed {
                 Ok(Ok(batch)) => {
-                    if !backoff.is_fresh() {
+                    if self.outage.swap(false, Ordering::Relaxed) {
                         info!(partition = %self.partition, "the database takes orders again");
                     }
                     backoff.reset();
@@ -235,7 +240,7 @@ impl Processor {
                 Blame::Reject(reason) => {
                     match self.database.reject_order(&orders[range.start], reason).await {
                         Ok(_) => {
-                            count_commit(&orders[range.start], reason.as_str());
+                            count_commits(orders[range.start].sale_id, reason.as_str(), 1);
                             verdicts[range.start] = Some(Verdict::Done);
                         }
                         // The same order comes to the same end when it is tried again.
@@ -244,8 +249,8 @@ impl Processor {
                 }
                 Blame::Halves(first, second) => to_do.extend([second, first]),
                 Blame::Nobody => {
-                    // Said when it begins, not at every try: an outage has one line.
-                    if backoff.is_fresh() {
+                    // Said when it begins, not at every try of every batch: an outage has one line.
+                    if !self.outage.swap(true, Ordering::Relaxed) {
                         warn!(partition = %self.partition, error = %why,
                             "the database does not take orders; waiting");
                     }
@@ -352,6 +357,8 @@ fn verdict_of(commit: &Commit) -> Verdict {
 
 fn record_commit(orders: &[NewOrder], batch: &CommittedBatch) {
     metrics::histogram!("flashsale_commit_batch_size").record(count(orders.len()));
+    let committed_ms = u64::try_from(batch.committed_ms).unwrap_or(0);
+    let (mut results, mut lags) = (BTreeMap::new(), BTreeMap::new());
     for (order, commit) in orders.iter().zip(&batch.outcomes) {
         let result = match commit {
             Commit::Inserted => "inserted",
@@ -359,19 +366,24 @@ fn record_commit(orders: &[NewOrder], batch: &CommittedBatch) {
             Commit::Rejected(reason) => reason.as_str(),
             Commit::Refused(refusal) => refusal.as_str(),
         };
-        count_commit(order, result);
+        *results.entry((order.sale_id, result)).or_insert(0) += 1;
         if *commit == Commit::Inserted {
             // Two clocks: Redis's in the id, the database's here. After a rebuild ids run ahead.
-            let admitted_ms = order.id.entry().ms;
-            let committed_ms = u64::try_from(batch.committed_ms).unwrap_or(0);
-            let lag = Duration::from_millis(committed_ms.saturating_sub(admitted_ms));
-            metrics::histogram!("flashsale_commit_lag_seconds").record(lag.as_secs_f64());
+            let lag_ms = committed_ms.saturating_sub(order.id.entry().ms);
+            *lags.entry(lag_ms).or_insert(0) += 1;
         }
+    }
+    for ((sale, result), orders) in results {
+        count_commits(sale, result, orders);
+    }
+    for (lag_ms, orders) in lags {
+        let lag = Duration::from_millis(lag_ms).as_secs_f64();
+        metrics::histogram!("flashsale_commit_lag_seconds").record_many(lag, orders);
     }
 }
 
-fn count_commit(order: &NewOrder, result: &'static str) {
-    let sale = order.sale_id.to_string();
+fn count_commits(sale: SaleId, result: &'static str, orders: u64) {
+    let sale = sale.to_string();
     metrics::counter!("flashsale_orders_committed_total", "sale" => sale, "result" => result)
-        .increment(1);
+        .increment(orders);
 }

@@ -6,10 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use flashsale_domain::{
-    IdempotencyDigest, NewOrder, Order, OrderId, OrderState, Price, RejectReason, SaleId,
-};
-use sea_orm::sea_query::{Expr, ExprTrait as _, OnConflict, Query};
+use flashsale_domain::{IdempotencyDigest, NewOrder, OrderId, OrderState, RejectReason, SaleId};
+use sea_orm::sea_query::{Expr, ExprTrait as _, Query};
 use sea_orm::{
     ColumnTrait as _, ConnectionTrait as _, DatabaseTransaction, EntityTrait as _,
     QueryFilter as _, QuerySelect as _,
@@ -18,11 +16,9 @@ use sea_orm::{
 use crate::clock::now_ms;
 use crate::entities::{order, sale};
 use crate::events::insert_events;
+use crate::new_rows::{Conflict, NewRow, SaleGuard, insert_rows};
 use crate::outbox::{NewRelease, insert_release};
-use crate::{Database, SqlFault, StoredOrder};
-
-/// Rows of one INSERT: SQLite takes 32,766 values a statement, a row has 12.
-const ROWS_PER_INSERT: usize = 32_766 / 12;
+use crate::{Database, SqlFault};
 
 /// What became of one order of a batch that was committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,14 +124,6 @@ impl From<sea_orm::DbErr> for BatchFailure {
     }
 }
 
-/// What the transaction needs to know of a sale.
-struct SaleGuard {
-    epoch: i64,
-    price_amount: i64,
-    price_currency: String,
-    payment_window_ms: i64,
-}
-
 impl Database {
     /// Writes a batch of orders in one transaction.
     ///
@@ -143,7 +131,14 @@ impl Database {
     /// When nothing was written: see [`BatchFailure`].
     pub async fn commit_orders(&self, orders: &[NewOrder]) -> Result<CommittedBatch, BatchFailure> {
         let transaction = self.begin_write().await?;
-        let written = self.write_batch(&transaction, orders).await;
+        let written = self.write_batch(&transaction, orders, Conflict::Fails).await;
+        match Self::end(transaction, written).await {
+            Err(BatchFailure::Data(fault)) if fault.is_duplicate() => {}
+            ended => return ended,
+        }
+        // Some order is there already, or its slot is taken: now each such order is told apart.
+        let transaction = self.begin_write().await?;
+        let written = self.write_batch(&transaction, orders, Conflict::Skips).await;
         Self::end(transaction, written).await
     }
 
@@ -151,6 +146,7 @@ impl Database {
         &self,
         transaction: &DatabaseTransaction,
         orders: &[NewOrder],
+        conflict: Conflict,
     ) -> Result<CommittedBatch, BatchFailure> {
         let (sales, now) = self.read_guards(transaction, orders).await?;
 
@@ -180,24 +176,22 @@ impl Database {
             }
         }
         // Workers insert in the same order, so that two of them never wait for each other in turn.
-        rows.sort_by_key(|row| {
-            (row.order.sale_id, &row.order.user_id, row.order.slot, row.order.id)
+        rows.sort_unstable_by_key(|NewRow { order, .. }| {
+            (order.sale_id, order.epoch, &order.user_id, order.slot, order.id)
         });
 
         let mut taken: BTreeMap<(SaleId, i64), i64> = BTreeMap::new();
         let mut missing = Vec::new();
-        for chunk in rows.chunks(ROWS_PER_INSERT) {
-            let inserted = insert_rows(transaction, chunk, now).await?;
-            for row in chunk {
-                let i = first_of_id[&row.order.id];
-                if !inserted.contains(&row.order.id) {
-                    missing.push(i);
-                } else if let Some(reason) = row.rejected {
-                    outcomes[i] = Some(Commit::Rejected(reason));
-                } else {
-                    *taken.entry((row.order.sale_id, row.guard.epoch)).or_default() += 1;
-                    outcomes[i] = Some(Commit::Inserted);
-                }
+        let inserted = insert_rows(transaction, &rows, conflict, now).await?;
+        for row in &rows {
+            let i = first_of_id[&row.order.id];
+            if !inserted.contains(row.order.id) {
+                missing.push(i);
+            } else if let Some(reason) = row.rejected {
+                outcomes[i] = Some(Commit::Rejected(reason));
+            } else {
+                *taken.entry((row.order.sale_id, row.guard.epoch)).or_default() += 1;
+                outcomes[i] = Some(Commit::Inserted);
             }
         }
         for (i, obstacle) in explain_missing(transaction, orders, &missing).await? {
@@ -336,103 +330,6 @@ impl Database {
     }
 }
 
-/// A row to insert: `awaiting_payment`, or rejected for a reason.
-struct NewRow<'a> {
-    order: &'a NewOrder,
-    guard: &'a SaleGuard,
-    rejected: Option<RejectReason>,
-}
-
-impl NewRow<'_> {
-    const fn state(&self) -> OrderState {
-        match self.rejected {
-            Some(_) => OrderState::Rejected,
-            None => OrderState::AwaitingPayment,
-        }
-    }
-
-    fn pay_by_ms(&self, now: i64) -> Option<i64> {
-        self.rejected.is_none().then_some(now + self.guard.payment_window_ms)
-    }
-
-    /// The row as it is read back.
-    fn stored(&self, now: i64) -> Result<StoredOrder, SqlFault> {
-        let bad = || SqlFault::row("sales", self.order.sale_id.as_i64(), "price_currency");
-        Ok(StoredOrder {
-            order: Order {
-                id: self.order.id,
-                sale_id: self.order.sale_id,
-                user_id: self.order.user_id.clone(),
-                state: self.state(),
-                reason: self.rejected.map(|reason| reason.as_str().to_owned()),
-                price: Some(Price {
-                    amount: self.guard.price_amount,
-                    currency: self.guard.price_currency.parse().map_err(|_| bad())?,
-                }),
-                pay_by_ms: self.pay_by_ms(now),
-                committed_ms: Some(now),
-                settled_ms: None,
-            },
-            slot: self.order.slot,
-            generation: 1,
-            digest: self.order.digest.clone(),
-        })
-    }
-}
-
-/// Inserts what no constraint refuses, and returns the ids of the new rows.
-async fn insert_rows(
-    transaction: &DatabaseTransaction,
-    rows: &[NewRow<'_>],
-    now: i64,
-) -> Result<HashSet<OrderId>, BatchFailure> {
-    if rows.is_empty() {
-        return Ok(HashSet::new());
-    }
-    let mut statement = Query::insert();
-    statement.into_table(order::Entity).columns([
-        order::Column::Id,
-        order::Column::SaleId,
-        order::Column::UserId,
-        order::Column::Slot,
-        order::Column::Epoch,
-        order::Column::Digest,
-        order::Column::State,
-        order::Column::Reason,
-        order::Column::PriceAmount,
-        order::Column::PriceCurrency,
-        order::Column::PayByMs,
-        order::Column::CommittedMs,
-    ]);
-    for row in rows {
-        let NewRow { order, guard, rejected } = row;
-        statement.values_panic([
-            order.id.as_i64().into(),
-            order.sale_id.as_i64().into(),
-            order.user_id.as_str().into(),
-            i32::from(order.slot).into(),
-            order.epoch.into(),
-            order.digest.as_ref().map(IdempotencyDigest::as_str).into(),
-            row.state().as_str().into(),
-            rejected.map(RejectReason::as_str).into(),
-            guard.price_amount.into(),
-            guard.price_currency.as_str().into(),
-            row.pay_by_ms(now).into(),
-            now.into(),
-        ]);
-    }
-    // Without a column named, every constraint is covered: the primary key and the slot.
-    statement
-        .on_conflict(OnConflict::new().do_nothing().to_owned())
-        .returning_col(order::Column::Id);
-    let mut inserted = HashSet::with_capacity(rows.len());
-    for row in transaction.query_all(&statement).await? {
-        let id: i64 = row.try_get("", "id")?;
-        inserted.extend(OrderId::from_i64(id));
-    }
-    Ok(inserted)
-}
-
 /// What stood in a row's way.
 enum Obstacle {
     /// The same order, committed before.
@@ -497,7 +394,8 @@ async fn write_rejected(
     instead: Option<OrderId>,
 ) -> Result<bool, BatchFailure> {
     let rejected = NewRow { order, guard, rejected: Some(reason) };
-    let is_new = insert_rows(transaction, &[rejected], now).await?.contains(&order.id);
+    let inserted = insert_rows(transaction, &[rejected], Conflict::Skips, now).await?;
+    let is_new = inserted.contains(order.id);
     // An order of an older epoch holds nothing in Redis any more: the rebuild did not load it.
     if is_new && order.epoch == guard.epoch {
         let release = NewRelease {

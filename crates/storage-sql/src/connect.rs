@@ -126,6 +126,15 @@ impl Database {
         self.connection.get_database_backend()
     }
 
+    /// How many transactions that write it makes sense to have at once, on so many connections. SQLite
+    /// has one writer; a second one would ask for the lock again and again.
+    pub fn concurrent_writers(&self, connections: u32) -> usize {
+        match self.backend() {
+            DbBackend::Sqlite => 1,
+            _ => usize::try_from(connections).unwrap_or(usize::MAX),
+        }
+    }
+
     /// Ends a transaction as its work has ended: commits what succeeded, undoes what failed.
     pub(crate) async fn end<T, E: From<DbErr>>(
         transaction: DatabaseTransaction,

@@ -47,6 +47,11 @@ impl SqlFault {
     pub fn is_data(&self) -> bool {
         self.code().is_some_and(|code| is_data_code(&code))
     }
+
+    /// True when a unique constraint refused a row, on PostgreSQL.
+    pub(crate) fn is_duplicate(&self) -> bool {
+        self.code().is_some_and(|code| code == "23505")
+    }
 }
 
 /// SQLSTATE classes 22 (data exception) and 23 (constraint violation); of SQLite's primary result

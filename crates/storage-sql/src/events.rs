@@ -9,16 +9,27 @@ use std::time::Duration;
 use flashsale_domain::{OrderId, OrderState, Price, SaleId};
 use sea_orm::sea_query::{Expr, ExprTrait as _, LockBehavior, LockType, Query};
 use sea_orm::{
-    ColumnTrait as _, ConnectionTrait as _, DatabaseTransaction, EntityTrait as _,
-    PaginatorTrait as _, QueryFilter as _, QueryOrder as _, QuerySelect as _,
+    ColumnTrait as _, ConnectionTrait as _, DatabaseTransaction, DbBackend, EntityTrait as _,
+    PaginatorTrait as _, QueryFilter as _, QueryOrder as _, QuerySelect as _, Statement,
 };
 
+use crate::arrays::array;
 use crate::clock::now_ms;
 use crate::entities::event::{Column, Entity, Model};
 use crate::{Database, SqlFault, StoredOrder};
 
-/// Rows of one INSERT: SQLite takes 32,766 values a statement, a row has 10.
+/// Rows of one INSERT on SQLite, which takes 32,766 values a statement; a row has 10.
 const ROWS_PER_INSERT: usize = 32_766 / 10;
+
+/// The same on PostgreSQL. No reason is empty.
+const INSERT_ARRAYS: &str = r#"
+INSERT INTO "events" ("kind", "order_id", "sale_id", "user_id", "state", "reason",
+                      "price_amount", "price_currency", "created_ms", "next_ms")
+SELECT kind, order_id, sale_id, user_id, state, nullif(reason, ''), price_amount, price_currency,
+       $9::bigint, $9::bigint
+FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::text[],
+            $7::bigint[], $8::text[])
+     AS batch (kind, order_id, sale_id, user_id, state, reason, price_amount, price_currency)"#;
 
 /// A change that the shop has yet to be told of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +85,22 @@ pub(crate) async fn insert_new_events(
     now: i64,
 ) -> Result<(), SqlFault> {
     if !database.writes_events || events.is_empty() {
+        return Ok(());
+    }
+    if database.backend() == DbBackend::Postgres {
+        let values = [
+            array(&events, |event| event.kind.clone()),
+            array(&events, |event| event.stored.order.id.as_i64()),
+            array(&events, |event| event.stored.order.sale_id.as_i64()),
+            array(&events, |event| event.stored.order.user_id.as_str().to_owned()),
+            array(&events, |event| event.stored.order.state.as_str().to_owned()),
+            array(&events, |event| event.stored.order.reason.clone().unwrap_or_default()),
+            array(&events, |event| event.price.amount),
+            array(&events, |event| event.price.currency.to_string()),
+            now.into(),
+        ];
+        let insert = Statement::from_sql_and_values(DbBackend::Postgres, INSERT_ARRAYS, values);
+        transaction.execute_raw(insert).await?;
         return Ok(());
     }
     for chunk in events.chunks(ROWS_PER_INSERT) {

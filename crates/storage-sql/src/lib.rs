@@ -5,6 +5,7 @@
 
 mod account;
 mod adjustments;
+mod arrays;
 mod audit_log;
 mod clock;
 mod closing;
@@ -14,6 +15,7 @@ mod direct;
 mod entities;
 mod error;
 mod events;
+mod new_rows;
 mod orders;
 mod outbox;
 mod payments;

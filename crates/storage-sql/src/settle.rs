@@ -4,6 +4,7 @@
 use flashsale_domain::{NewOrder, RejectReason};
 use sea_orm::DatabaseTransaction;
 
+use crate::new_rows::Conflict;
 use crate::{BatchFailure, Commit, Database};
 
 /// The action's name in the audit log.
@@ -38,7 +39,8 @@ impl Database {
         let commit = match rejected {
             Some(reason) => self.write_rejection(transaction, order, reason).await?,
             None => {
-                let mut batch = self.write_batch(transaction, std::slice::from_ref(order)).await?;
+                let orders = std::slice::from_ref(order);
+                let mut batch = self.write_batch(transaction, orders, Conflict::Skips).await?;
                 batch.outcomes.remove(0)
             }
         };

@@ -33,7 +33,7 @@ fn the_defaults_are_complete_and_allowed() {
     assert_eq!(settings.redis.prefix, "fs");
     assert_eq!(settings.database.url.expose_secret(), "sqlite://flashsale.db");
     assert_eq!(settings.catalogue.refresh, Duration::from_millis(300));
-    assert_eq!(settings.worker.batch, 500);
+    assert_eq!(settings.worker.batch, 2000);
     assert_eq!(settings.log.format, LogFormat::Auto);
     assert!(settings.payment.webhook_secret.is_none());
     assert!(!settings.auth.secret_is_weak());

@@ -32,8 +32,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     // A load generator that shared the gateway's types would share its mistakes.
     ("flashsale-rush", &["flashsale-bootstrap"]),
     ("flashsale-demo", &["flashsale-test-support", "flashsale-webhooks"]),
-    // It knows the programs from outside, and PostgreSQL for the limit that it compares with.
-    ("flashsale-bench", &["flashsale-test-support"]),
+    // It knows the programs from outside; for the limits that it compares them with, PostgreSQL and the
+    // worker's transaction.
+    ("flashsale-bench", &["flashsale-domain", "flashsale-storage-sql", "flashsale-test-support"]),
     // It reads both stores to judge them, and knows no program but by its name.
     (
         "flashsale-torture",

@@ -9,6 +9,7 @@ mod expire;
 mod failover;
 mod frozen;
 mod holding;
+mod in_flight;
 mod killed_in_between;
 mod leaving;
 mod orders;
