@@ -22,7 +22,7 @@ use crate::announce::Announcer;
 use crate::expire::Expiry;
 use crate::hands::{Hands, Heartbeat};
 use crate::housekeeping::{CHECKS, Housekeeping, Progress};
-use crate::in_flight::process_all;
+use crate::in_flight::{Busy, process_all};
 use crate::ledger_watch::LedgerWatch;
 use crate::process::Processor;
 use crate::reader::{LastPoll, Reader};
@@ -214,6 +214,7 @@ impl Pipeline {
         // Room for one: it is there when a transaction ends, and the rest stays where every worker can
         // get it.
         let (batches, received) = mpsc::channel(1);
+        let busy = Busy::new();
         let reader = Reader {
             redis: self.redis.clone(),
             partition: self.partition,
@@ -221,6 +222,7 @@ impl Pipeline {
             settings: self.settings.clone(),
             batches: batches.clone(),
             hands: self.hands.clone(),
+            busy: busy.clone(),
             last_poll,
         };
         let reclaimer = Reclaimer {
@@ -230,6 +232,7 @@ impl Pipeline {
             settings: self.settings.clone(),
             database: self.database.clone(),
             hands: self.hands.clone(),
+            busy: busy.clone(),
             batches,
             unwritten_log: Quiet::every_ten_seconds(),
         };
@@ -251,7 +254,7 @@ impl Pipeline {
         )
         .with_hands(self.hands.clone(), self.progress);
         let process = async {
-            process_all(processor, received, self.settings.in_flight).await;
+            process_all(processor, received, self.settings.in_flight, busy).await;
             drained.request();
         };
         tokio::join!(

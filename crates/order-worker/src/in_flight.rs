@@ -6,39 +6,94 @@
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc::Receiver;
-use tokio::task::{JoinError, JoinSet};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::process::{Batch, Processor};
 
-/// Processes batches, at most `limit` at once, until nobody sends any more and all are done.
-pub(crate) async fn process_all(processor: Processor, mut batches: Receiver<Batch>, limit: usize) {
-    let processor = Arc::new(processor);
-    // Each is a task of its own: an answer of the database must not wait until another batch is decoded.
-    let mut in_flight = JoinSet::new();
-    while let Some(batch) = batches.recv().await {
-        // If a suspect is what its workers crashed of, it must take no neighbours with it.
-        let alone = matches!(batch, Batch::Suspect(_));
-        while in_flight.len() >= if alone { 1 } else { limit } {
-            end(in_flight.join_next().await);
-        }
-        let worker = Arc::clone(&processor);
-        in_flight.spawn(async move { worker.process_batch(batch).await });
-        if alone {
-            end(in_flight.join_next().await);
-        }
+/// How long [`Busy::wait_for_end`] waits for a batch that takes its time: for a lock, or an outage's end.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How many batches are handed over and not yet done. Cheap to clone; all clones count together.
+#[derive(Debug, Clone)]
+pub(crate) struct Busy {
+    batches: Arc<watch::Sender<usize>>,
+}
+
+impl Busy {
+    pub(crate) fn new() -> Self {
+        Self { batches: Arc::new(watch::Sender::new(0)) }
     }
-    while !in_flight.is_empty() {
-        end(in_flight.join_next().await);
+
+    pub(crate) fn begin(&self) {
+        self.batches.send_modify(|batches| *batches += 1);
+    }
+
+    fn end(&self) {
+        self.batches.send_modify(|batches| *batches -= 1);
+    }
+
+    /// Waits until all batches are done, for a moment at the most. What comes in meanwhile goes
+    /// together, at much less than the cost of as many small transactions side by side.
+    pub(crate) async fn wait_for_end(&self) {
+        let mut batches = self.batches.subscribe();
+        let idle = batches.wait_for(|batches| *batches == 0);
+        let _either_way = timeout(PATIENCE, idle).await;
     }
 }
 
-/// What panicked in a batch goes on here: it ends the partition's work.
-fn end(ended: Option<Result<(), JoinError>>) {
-    if let Some(Err(error)) = ended
-        && let Ok(panic) = error.try_into_panic()
-    {
-        resume_unwind(panic);
+/// Processes batches, at most `limit` at once, until nobody sends any more and all are done.
+pub(crate) async fn process_all(
+    processor: Processor,
+    mut batches: Receiver<Batch>,
+    limit: usize,
+    busy: Busy,
+) {
+    let processor = Arc::new(processor);
+    let mut in_flight = InFlight { tasks: JoinSet::new(), busy };
+    loop {
+        let batch = tokio::select! {
+            batch = batches.recv() => batch,
+            () = in_flight.end_one(), if !in_flight.tasks.is_empty() => continue,
+        };
+        let Some(batch) = batch else { break };
+        // If a suspect is what its workers crashed of, it must take no neighbours with it.
+        let alone = matches!(batch, Batch::Suspect(_));
+        in_flight.come_down_to(if alone { 0 } else { limit - 1 }).await;
+        // A task of its own: an answer of the database must not wait until another batch is decoded.
+        let worker = Arc::clone(&processor);
+        in_flight.tasks.spawn(async move { worker.process_batch(batch).await });
+        if alone {
+            in_flight.come_down_to(0).await;
+        }
+    }
+    in_flight.come_down_to(0).await;
+}
+
+struct InFlight {
+    tasks: JoinSet<()>,
+    busy: Busy,
+}
+
+impl InFlight {
+    async fn come_down_to(&mut self, count: usize) {
+        while self.tasks.len() > count {
+            self.end_one().await;
+        }
+    }
+
+    /// What panics in a batch goes on here, and ends the partition's work.
+    async fn end_one(&mut self) {
+        let Some(ended) = self.tasks.join_next().await else { return };
+        self.busy.end();
+        if let Err(error) = ended
+            && let Ok(panic) = error.try_into_panic()
+        {
+            resume_unwind(panic);
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Reads one partition's new entries, a batch at a time, and hands them over.
 //!
 //! The hand-over holds one batch: a database that is slow or away stops the reading, and the entries
-//! wait on the stream, where every worker can get them.
+//! wait on the stream, where every worker can get them. After a batch that was not full, nothing more
+//! waits there: the reader lets the transactions end, so that what comes meanwhile is one batch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use tracing::{error, info, warn};
 
 use crate::backoff::Backoff;
 use crate::hands::Hands;
+use crate::in_flight::Busy;
 use crate::process::Batch;
 
 /// When a reader last heard from Redis: what readiness looks at.
@@ -49,6 +51,7 @@ pub(crate) struct Reader {
     pub(crate) settings: WorkerSettings,
     pub(crate) batches: Sender<Batch>,
     pub(crate) hands: Hands,
+    pub(crate) busy: Busy,
     pub(crate) last_poll: LastPoll,
 }
 
@@ -79,9 +82,14 @@ impl Reader {
                     if entries.is_empty() {
                         continue;
                     }
+                    let is_full = entries.len() >= self.settings.batch;
                     self.hands.take(&entries);
+                    self.busy.begin();
                     if self.batches.send(Batch::Fresh(entries)).await.is_err() {
                         return;
+                    }
+                    if !is_full {
+                        self.busy.wait_for_end().await;
                     }
                 }
                 Err(failure) => {

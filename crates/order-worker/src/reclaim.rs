@@ -17,6 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::backoff::jittered;
 use crate::hands::Hands;
+use crate::in_flight::Busy;
 use crate::process::Batch;
 
 /// The longest pause between two looks: what a leaving worker handed back is taken within it.
@@ -32,6 +33,7 @@ pub(crate) struct Reclaimer {
     pub(crate) settings: WorkerSettings,
     pub(crate) database: Database,
     pub(crate) hands: Hands,
+    pub(crate) busy: Busy,
     pub(crate) batches: Sender<Batch>,
     pub(crate) unwritten_log: Quiet,
 }
@@ -119,6 +121,7 @@ impl Reclaimer {
             batches.insert(0, Batch::Reclaimed(together));
         }
         for batch in batches {
+            self.busy.begin();
             if self.batches.send(batch).await.is_err() {
                 return Ok(ControlFlow::Break(()));
             }
