@@ -1,79 +1,110 @@
 //! Benchmarks of the release programs on private servers: each figure beside a limit that was measured
 //! in the same run, because absolute times of a shared machine say little.
 //!
-//! `rush` sends the load over HTTP, also to the limit: a server of the same kind that only answers. The
-//! kinds take turns, round by round, and medians are compared.
+//! `rush` sends the load over HTTP, also to the limit and to the designs that are compared. The kinds
+//! take turns, round by round, and medians are compared. `docs/performance.md` says what each means.
 
-mod echo;
+mod cpu;
+mod designs;
+mod drills;
 mod figures;
+mod kinds;
+mod limits;
+mod load;
+mod marks;
 mod programs;
 mod report;
+mod round;
 mod sql_ceiling;
 mod stack;
 mod worker;
 
+use std::collections::BTreeSet;
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum as _};
+use flashsale_test_support::PostgresServer;
+use serde_json::json;
+use tokio::task::spawn_blocking;
 
 use crate::figures::Figures;
-use crate::report::Report;
+use crate::kinds::Kind;
+use crate::round::{Plan, Round};
 use crate::stack::Stack;
 
 /// Measure the release programs against limits of the same run
+///
+/// A mark that is missed is said and does not fail the run. Exit code: 0 done; 1 an invariant does not
+/// hold, or something could not be measured.
 #[derive(Debug, Parser)]
+#[command(name = "bench")]
 struct Cli {
-    /// Requests of each measurement
-    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
-    requests: u32,
-
-    /// How often each kind takes its turn
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=50))]
-    rounds: u32,
-
-    /// Connections that press at the same time
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=2_000))]
-    concurrency: u32,
+    #[command(flatten)]
+    what: What,
 
     #[command(subcommand)]
     command: Option<Command>,
 }
 
+#[derive(Debug, Args)]
+struct What {
+    /// Requests of each measurement
+    #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u32).range(500..=1_000_000))]
+    requests: u32,
+
+    /// How often each kind takes its turn
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+
+    /// Connections that press at the same time
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=2_000))]
+    concurrency: u32,
+
+    /// Only these kinds, and what they need
+    #[arg(long, value_delimiter = ',', value_enum)]
+    only: Vec<Kind>,
+
+    /// One short round: shows that everything runs, and measures nothing
+    #[arg(long)]
+    quick: bool,
+
+    /// Where the report goes [default: bench/report.json in the target folder]
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The limit: a server that only answers
+    /// One of the bench's own servers
     #[command(hide = true)]
-    Echo {
+    Serve {
+        server: designs::Server,
         /// Where it listens
-        listen: std::net::SocketAddr,
+        listen: SocketAddr,
         /// Its worker threads
         workers: usize,
     },
-    /// The worker's limit alone: its transactions, fed from memory
+    /// The worker with one transaction for each order
     #[command(hide = true)]
-    SqlCeiling {
-        /// Rows in all
-        rows: u32,
-        /// Rows of one transaction
-        batch: usize,
-        /// Transactions at once
-        in_flight: usize,
-    },
+    RowByRow,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done = match cli.command {
-        Some(Command::Echo { listen, workers }) => echo::serve(listen, workers),
-        Some(Command::SqlCeiling { rows, batch, in_flight }) => {
-            sql_ceiling::alone(rows, batch, in_flight)
+    let done = match &cli.command {
+        Some(Command::Serve { server, listen, workers }) => {
+            designs::serve(*server, *listen, *workers).map(|()| true)
         }
-        None => measure(&cli),
+        Some(Command::RowByRow) => block_on(designs::row_by_row::work()).map(|()| true),
+        None => block_on(measure(&cli.what)),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("bench: {error:#}");
             ExitCode::FAILURE
@@ -81,33 +112,92 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is measured over HTTP, in the order of their turns.
-const KINDS: [&str; 5] = ["echo", "accept", "sold-out", "replay", "already-ordered"];
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Runtime::new().context("no async runtime")?.block_on(work)
+}
 
-fn measure(cli: &Cli) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Runtime::new().context("no async runtime")?;
-    runtime.block_on(async {
-        let stack = Stack::start(cli.concurrency).await?;
-        let mut figures: Vec<Figures> = KINDS.map(Figures::new).into();
-        for round in 0..cli.rounds {
-            // Nobody takes the orders from the stream meanwhile: the worker has its own turn.
-            let sale = stack.open_sale(i64::from(cli.requests)).await?;
-            let buyers = format!("r{round}-");
-            let runs = [
-                stack.press_echo(cli.requests, &buyers).await?,
-                stack.press(&sale, cli.requests, &buyers, true).await?,
-                stack.press(&sale, cli.requests, &format!("late{round}-"), true).await?,
-                stack.press(&sale, cli.requests, &buyers, true).await?,
-                stack.press(&sale, cli.requests, &buyers, false).await?,
-            ];
-            for (figures, run) in figures.iter_mut().zip(runs) {
-                eprintln!("round {}: {:<16} {:>9.0}/s", round + 1, figures.kind, run.per_s);
-                figures.runs.push(run);
+impl What {
+    fn plan(&self) -> Plan {
+        let all = Kind::value_variants().iter().copied();
+        let mut kinds: BTreeSet<Kind> = match self.only.as_slice() {
+            [] => all.collect(),
+            only => only.iter().copied().collect(),
+        };
+        if !limits::has_redis_benchmark() {
+            for kind in [Kind::Script, Kind::ScriptPipelined] {
+                if kinds.remove(&kind) {
+                    eprintln!(
+                        "{}: skipped, redis-benchmark (redis-tools) is not there",
+                        kind.name()
+                    );
+                }
             }
         }
-        let durable = worker::measure(&stack, cli.requests * cli.rounds).await?;
-        let report = Report::new(cli.requests, cli.concurrency, &figures, durable);
-        writeln!(io::stdout(), "{}", report.table())?;
-        report.write()
-    })
+        let requests = if self.quick { 2_000 } else { self.requests };
+        Plan { kinds, requests, concurrency: self.concurrency }
+    }
+}
+
+/// Whether every invariant held.
+async fn measure(what: &What) -> anyhow::Result<bool> {
+    let mut plan = what.plan();
+    let rounds = if what.quick { 1 } else { what.rounds };
+    let postgres = spawn_blocking(|| PostgresServer::builder().fsync(true).try_start()).await??;
+    let mut figures = Figures::default();
+    let mut findings = Vec::new();
+    for number in 1..=rounds {
+        eprintln!("round {number} of {rounds}");
+        let mut stack = Stack::start(&postgres).await?;
+        let round = Round {
+            plan: &plan,
+            stack: &mut stack,
+            postgres: &postgres,
+            figures: &mut figures,
+            findings: &mut findings,
+            sales: Vec::new(),
+            queued: 0,
+        };
+        round.run().await?;
+        stack.end(&postgres).await?;
+        // A drill shows what it shows the first time.
+        plan.kinds.remove(&Kind::Killed);
+    }
+    say(what, rounds, &plan, &figures, &findings)?;
+    Ok(findings.is_empty())
+}
+
+fn say(
+    what: &What,
+    rounds: u32,
+    plan: &Plan,
+    figures: &Figures,
+    findings: &[String],
+) -> anyhow::Result<()> {
+    let ratios = marks::ratios(figures);
+    let path = what.report.clone().map_or_else(report::default_path, Ok)?;
+    let raw = json!({
+        "requests": plan.requests,
+        "rounds": rounds,
+        "concurrency": plan.concurrency,
+        "cores": stack::server_workers(),
+        "quick": what.quick,
+        "invariants_hold": findings.is_empty(),
+        "kinds": figures.all().collect::<Vec<_>>(),
+    });
+    report::write(&path, "bench", &ratios, &raw)?;
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{} cores, {} connections, {rounds} rounds of {} requests; medians\n",
+        stack::server_workers(),
+        plan.concurrency,
+        plan.requests
+    )?;
+    writeln!(out, "{}", report::kinds_table(figures))?;
+    writeln!(out, "{}", report::more_table(figures))?;
+    writeln!(out, "{}", report::ratios_table(&ratios))?;
+    for found in findings {
+        writeln!(out, "AN INVARIANT DOES NOT HOLD\n{found}\n")?;
+    }
+    Ok(writeln!(out, "written to {}", path.display())?)
 }

@@ -1,143 +1,136 @@
-//! One table for people, and `target/bench/report.json` for whoever compares runs.
+//! Tables for people, in Markdown, and `target/bench/report.json` for whoever compares runs.
+//!
+//! The report is one document that several runs write into: `make bench`, `make bench-peers` and
+//! `make bench-memory` each replace their own part and keep the others'.
 
-use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use crate::figures::Figures;
-use crate::worker::Durable;
+use crate::figures::{Figures, Medians};
+use crate::kinds::Kind;
+use crate::marks::{MARKS, digits};
 
-/// Everything that was measured.
-#[derive(Serialize)]
-pub(crate) struct Report {
-    /// Each figure as a share of its limit in this run: what can be compared between machines.
-    ratios: Ratios,
-    /// What the ratios are made of; on a shared machine mostly noise.
-    raw: Raw,
+/// Where the report lies, unless another place is named: beside the programs' folder.
+pub(crate) fn default_path() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let target = program.parent().and_then(Path::parent).context("no target folder")?;
+    Ok(target.join("bench").join("report.json"))
 }
 
-#[derive(Serialize)]
-struct Ratios {
-    /// Accepted orders a second, to the answers a second of a server that only answers.
-    accept_to_echo: f64,
-    /// Refusals of a sale that is sold out.
-    sold_out_to_echo: f64,
-    /// The same keys again.
-    replay_to_echo: f64,
-    /// The same buyers again, without keys.
-    already_ordered_to_echo: f64,
-    /// Rows that one worker commits a second, to PostgreSQL's COPY of the same rows.
-    worker_to_copy: f64,
-}
-
-#[derive(Serialize)]
-struct Raw {
-    requests: u32,
-    concurrency: u32,
-    kinds: Vec<Kind>,
-    rows: f64,
-    worker_rows_per_s: f64,
-    worker_cpu_us_per_row: f64,
-    copy_rows_per_s: f64,
-}
-
-#[derive(Serialize)]
-struct Kind {
-    name: &'static str,
-    runs: usize,
-    per_s: f64,
-    /// Between the slowest and the fastest run, as a share of the median.
-    spread: f64,
-    p50_us: f64,
-    p99_us: f64,
-    server_cpu_us: f64,
-    redis_cpu_us: f64,
-}
-
-impl Report {
-    /// `figures` begin with the limit, and stand in the order of the ratios.
-    pub(crate) fn new(
-        requests: u32,
-        concurrency: u32,
-        figures: &[Figures],
-        durable: Durable,
-    ) -> Self {
-        let kinds: Vec<Kind> = figures
-            .iter()
-            .map(|figures| Kind {
-                name: figures.kind,
-                runs: figures.runs.len(),
-                per_s: figures.median(|run| run.per_s),
-                spread: figures.spread(),
-                p50_us: figures.median(|run| run.p50_us),
-                p99_us: figures.median(|run| run.p99_us),
-                server_cpu_us: figures.median(|run| run.server_cpu_us),
-                redis_cpu_us: figures.median(|run| run.redis_cpu_us),
-            })
-            .collect();
-        let to_echo = |kind: usize| kinds[kind].per_s / kinds[0].per_s;
-        let ratios = Ratios {
-            accept_to_echo: to_echo(1),
-            sold_out_to_echo: to_echo(2),
-            replay_to_echo: to_echo(3),
-            already_ordered_to_echo: to_echo(4),
-            worker_to_copy: durable.worker_per_s / durable.copy_per_s,
-        };
-        let raw = Raw {
-            requests,
-            concurrency,
-            kinds,
-            rows: durable.rows,
-            worker_rows_per_s: durable.worker_per_s,
-            worker_cpu_us_per_row: durable.worker_cpu_us,
-            copy_rows_per_s: durable.copy_per_s,
-        };
-        Self { ratios, raw }
+/// Writes one part and its ratios.
+pub(crate) fn write(
+    path: &Path,
+    part: &str,
+    ratios: &BTreeMap<&'static str, f64>,
+    raw: &impl Serialize,
+) -> anyhow::Result<()> {
+    let before = std::fs::read_to_string(path).ok();
+    let before: Value =
+        before.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    let all: Map<String, Value> = MARKS
+        .iter()
+        .map(|mark| {
+            let kept = before["ratios"][mark.key].clone();
+            (mark.key.to_owned(), ratios.get(mark.key).map_or(kept, |value| json!(value)))
+        })
+        .collect();
+    let mut parts = before["raw"].as_object().cloned().unwrap_or_default();
+    parts.insert(part.to_owned(), serde_json::to_value(raw)?);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
     }
+    let report = serde_json::to_string_pretty(&json!({ "ratios": all, "raw": parts }))?;
+    std::fs::write(path, report + "\n").with_context(|| path.display().to_string())
+}
 
-    /// The table.
-    pub(crate) fn table(&self) -> String {
-        let mut lines = vec![
-            "kind              ratio      per s  spread   p50 us   p99 us  server us  redis us"
-                .to_owned(),
-        ];
-        let limit = self.raw.kinds[0].per_s;
-        for kind in &self.raw.kinds {
-            lines.push(format!(
-                "{:<16} {:>6.2} {:>10.0} {:>6.0}% {:>8.0} {:>8.0} {:>10.1} {:>9.1}",
-                kind.name,
-                kind.per_s / limit,
-                kind.per_s,
-                kind.spread * 100.0,
-                kind.p50_us,
-                kind.p99_us,
-                kind.server_cpu_us,
-                kind.redis_cpu_us,
-            ));
+/// One line for each kind.
+pub(crate) fn kinds_table(figures: &Figures) -> String {
+    let mut text = String::from(
+        "| kind | per s | ÷ echo | spread | p50 ms | p99 ms | p99.9 ms | server µs | Redis µs | \
+         worker µs | PostgreSQL µs | load µs |\n\
+         |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+    );
+    let echo = figures.per_s(Kind::Echo);
+    for medians in figures.all() {
+        let Medians { kind, per_s, spread, latency, cpu_us, .. } = &medians;
+        let to_echo = echo.map_or_else(String::new, |echo| format!("{:.3}", per_s / echo));
+        let _ = write!(text, "| {kind} | {per_s:.0} | {to_echo} | {:.0} % |", spread * 100.0);
+        match latency {
+            Some(it) => {
+                for us in [it.p50_us, it.p99_us, it.p999_us] {
+                    let _ = write!(text, " {:.2} |", us / 1e3);
+                }
+            }
+            None => text.push_str(" | | |"),
         }
-        lines.push(format!(
-            "\none worker: {:.0} rows, {:.0} a second, {:.1} us of its CPU a row; COPY: {:.0} a second; \
-             ratio {:.2}",
-            self.raw.rows,
-            self.raw.worker_rows_per_s,
-            self.raw.worker_cpu_us_per_row,
-            self.raw.copy_rows_per_s,
-            self.ratios.worker_to_copy,
-        ));
-        lines.join("\n")
+        for us in [cpu_us.server, cpu_us.redis, cpu_us.worker, cpu_us.postgres, cpu_us.load] {
+            // Less than that is what idle processes do.
+            let shown = if us >= 0.05 { format!(" {us:.1} |") } else { " |".to_owned() };
+            text.push_str(&shown);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// What only some kinds have, a line each.
+pub(crate) fn more_table(figures: &Figures) -> String {
+    let mut text = String::from("| kind | what | median |\n|---|---|---:|\n");
+    for medians in figures.all() {
+        for (name, value) in &medians.more {
+            let _ = writeln!(text, "| {} | {} | {} |", medians.kind, name, digits(*value));
+        }
+    }
+    text
+}
+
+/// Each ratio of this run beside its mark.
+pub(crate) fn ratios_table(ratios: &BTreeMap<&'static str, f64>) -> String {
+    let mut text =
+        String::from("| ratio | this run | mark | | meaning |\n|---|---:|---|---|---|\n");
+    for mark in MARKS {
+        let Some(value) = ratios.get(mark.key) else { continue };
+        let verdict = if mark.is_reached(*value) { "reached" } else { "**not reached**" };
+        let (value, words) = (digits(*value), mark.words());
+        let _ =
+            writeln!(text, "| `{}` | {value} | {words} | {verdict} | {} |", mark.key, mark.meaning);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use flashsale_test_support::temp_dir;
+
+    use super::*;
+
+    #[test]
+    fn a_part_leaves_the_others_and_their_ratios_as_they_are() {
+        let folder = temp_dir("report");
+        let path = folder.path().join("deep").join("report.json");
+        write(&path, "bench", &BTreeMap::from([("accept_vs_echo", 0.5)]), &json!({ "a": 1 }))
+            .expect("is written");
+        write(&path, "peers", &BTreeMap::from([("worker_vs_bullmq", 6.0)]), &json!({ "b": 2 }))
+            .expect("is written");
+        let text = std::fs::read_to_string(&path).expect("is there");
+        let report: Value = serde_json::from_str(&text).expect("is JSON");
+        assert_eq!(report["ratios"]["accept_vs_echo"], 0.5);
+        assert_eq!(report["ratios"]["worker_vs_bullmq"], 6.0);
+        assert_eq!(report["raw"], json!({ "bench": { "a": 1 }, "peers": { "b": 2 } }));
+        let keys = report["ratios"].as_object().expect("is an object");
+        assert_eq!(keys.len(), MARKS.len());
+        assert!(keys["worker_vs_python"].is_null());
     }
 
-    /// Writes the JSON beside the programs' folder.
-    pub(crate) fn write(&self) -> anyhow::Result<()> {
-        let program = std::env::current_exe()?;
-        let target = program.parent().and_then(|profile| profile.parent());
-        let folder: PathBuf = target.context("no target folder")?.join("bench");
-        std::fs::create_dir_all(&folder)?;
-        let file = folder.join("report.json");
-        let json = serde_json::to_string_pretty(self).context("the report")?;
-        std::fs::write(&file, json).with_context(|| file.display().to_string())?;
-        Ok(writeln!(io::stdout(), "\nwritten to {}", file.display())?)
+    #[test]
+    fn a_ratio_stands_beside_its_mark() {
+        let table = ratios_table(&BTreeMap::from([("accept_vs_echo", 0.55)]));
+        assert!(table.contains("| `accept_vs_echo` | 0.55 | at least 0.60 | **not reached** |"));
+        assert!(!table.contains("worker_vs_bullmq"));
     }
 }

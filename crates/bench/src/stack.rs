@@ -1,166 +1,219 @@
 //! What is measured: a private Redis with an append-only file, a private PostgreSQL with fsync, one
-//! gateway, and the limit beside it.
+//! gateway, and beside it the limit and the designs to compare with.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use flashsale_test_support::{PostgresServer, Program, RedisServer, TempDir, free_port, temp_dir};
-use serde::Deserialize;
+use flashsale_test_support::{PostgresServer, Program, RedisServer, free_port};
+use sea_orm::{ConnectionTrait as _, Database, DatabaseConnection, Statement};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use crate::figures::Run;
+use crate::cpu::Pids;
 use crate::programs::{self, Settings};
 
-/// Threads of the gateway, and of the limit.
-const SERVER_WORKERS: usize = 2;
+/// Threads of the gateway, of the limit, and of each design: as many as this machine has cores, two
+/// where it does not say.
+pub(crate) fn server_workers() -> usize {
+    std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
+}
+
 const READY_WITHIN: Duration = Duration::from_secs(30);
 
+/// Everything of one round: a new one is as empty as the one before.
 pub(crate) struct Stack {
-    gateway: Program,
-    gateway_url: String,
-    echo: Program,
-    echo_url: String,
+    pub(crate) gateway: Program,
+    pub(crate) gateway_url: String,
     pub(crate) redis: RedisServer,
+    /// The shop's database, and a connection to it.
     pub(crate) database_url: String,
-    pub(crate) http: reqwest::Client,
+    pub(crate) database: DatabaseConnection,
     pub(crate) settings: Settings,
-    concurrency: String,
-    _postgres: PostgresServer,
-    _directory: TempDir,
+    pub(crate) http: reqwest::Client,
+    postmaster: u32,
 }
 
-/// What `rush --json` reports, as far as we look at it.
-#[derive(Deserialize)]
-struct Rushed {
-    requests: u32,
-    requests_per_s: f64,
-    latency_us: Latency,
-    server_errors: u64,
-    transport_errors: u64,
+/// A program that listens on an address of its own.
+pub(crate) struct Served {
+    pub(crate) program: Program,
+    pub(crate) url: String,
 }
 
-#[derive(Deserialize)]
-struct Latency {
-    p50: f64,
-    p99: f64,
+/// A sale to open.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sale {
+    pub(crate) stock: u32,
+    pub(crate) opens: &'static str,
+    pub(crate) closes: &'static str,
+    pub(crate) mode: &'static str,
+}
+
+impl Sale {
+    /// Open now, with so many units.
+    pub(crate) fn of(stock: u32) -> Self {
+        Self { stock, opens: "now", closes: "+1h", mode: "queued" }
+    }
 }
 
 impl Stack {
-    pub(crate) async fn start(concurrency: u32) -> anyhow::Result<Self> {
+    /// Starts everything but the worker, on a database of its own.
+    pub(crate) async fn start(postgres: &PostgresServer) -> anyhow::Result<Self> {
         let redis =
             spawn_blocking(|| RedisServer::builder().append_only(true).try_start()).await??;
-        let postgres =
-            spawn_blocking(|| PostgresServer::builder().fsync(true).try_start()).await??;
         let database_url = postgres.create_database();
         let settings = vec![
             ("FLASHSALE__REDIS__URL", redis.url()),
             ("FLASHSALE__DATABASE__URL", database_url.clone()),
             ("FLASHSALE__AUTH__JWT_SECRET", format!("{:032x}", rand::random::<u128>())),
-            ("FLASHSALE__HTTP__WORKERS", SERVER_WORKERS.to_string()),
+            ("FLASHSALE__HTTP__WORKERS", server_workers().to_string()),
         ];
         programs::output("salectl", &settings, &["migrate"]).await?;
+        // A proxy of the environment has no business with 127.0.0.1.
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        let (gateway, gateway_url) = start_gateway(&settings, &http).await?;
+        Ok(Self {
+            gateway,
+            gateway_url,
+            redis,
+            database: Database::connect(&database_url).await?,
+            database_url,
+            settings,
+            http,
+            postmaster: postgres.pid(),
+        })
+    }
 
-        let [http, admin, echo] = [0; 3].map(|_| format!("127.0.0.1:{}", free_port()));
-        let gateway = Program::builder(programs::path("gateway")?)
-            .envs(&settings)
-            .env("FLASHSALE__HTTP__LISTEN", &http)
+    /// Ends everything, the database included.
+    pub(crate) async fn end(self, postgres: &PostgresServer) -> anyhow::Result<()> {
+        let (_, name) = self.database_url.rsplit_once('/').context("a URL with a database")?;
+        self.database.close().await?;
+        drop(self.gateway);
+        let server = Database::connect(postgres.url("postgres")).await?;
+        server.execute_unprepared(&format!("DROP DATABASE {name} WITH (FORCE)")).await?;
+        Ok(server.close().await?)
+    }
+
+    /// Starts one of the bench's own servers: the limit, or a design.
+    pub(crate) async fn serve(&self, command: &str) -> anyhow::Result<Served> {
+        let listen = format!("127.0.0.1:{}", free_port());
+        let program = Program::builder(programs::path("bench")?)
+            .envs(&self.settings)
+            .args(&["serve", command, &listen, &server_workers().to_string()])
+            .try_start()?;
+        let url = format!("http://{listen}");
+        // Whatever it answers, it is there.
+        wait_until(&url, || async { self.http.get(&url).send().await.is_ok() }).await?;
+        Ok(Served { program, url })
+    }
+
+    /// Starts a worker, and waits until it is ready.
+    pub(crate) async fn worker(&self, more: &Settings) -> anyhow::Result<Program> {
+        let admin = format!("127.0.0.1:{}", free_port());
+        let worker = Program::builder(programs::path("order-worker")?)
+            .envs(&self.settings)
+            .envs(more)
             .env("FLASHSALE__ADMIN__LISTEN", &admin)
             .try_start()?;
-        let limit = Program::builder(programs::path("bench")?)
-            .args(&["echo", &echo, &SERVER_WORKERS.to_string()])
-            .try_start()?;
-        let stack = Self {
-            gateway,
-            gateway_url: format!("http://{http}"),
-            echo: limit,
-            echo_url: format!("http://{echo}"),
-            redis,
-            database_url,
-            // A proxy of the environment has no business with 127.0.0.1.
-            http: reqwest::Client::builder().no_proxy().build()?,
-            settings,
-            concurrency: concurrency.to_string(),
-            _postgres: postgres,
-            _directory: temp_dir("bench"),
-        };
-        stack.wait_for(&format!("http://{admin}/readyz")).await?;
-        Ok(stack)
+        ready(&self.http, &admin).await?;
+        Ok(worker)
     }
 
-    /// Waits until `url` is answered with 200.
-    pub(crate) async fn wait_for(&self, url: &str) -> anyhow::Result<()> {
-        let started = Instant::now();
-        loop {
-            if self.http.get(url).send().await.is_ok_and(|answer| answer.status() == 200) {
-                return Ok(());
-            }
-            ensure!(started.elapsed() < READY_WITHIN, "{url} is not answered with 200");
-            sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// A sale of so many units that is open now, and that the gateway knows.
-    pub(crate) async fn open_sale(&self, units: i64) -> anyhow::Result<String> {
-        let stock = units.to_string();
-        let create = ["sale", "create", "--title", "Bench", "--stock", &stock];
-        let window = ["--opens", "now", "--closes", "+1h", "--price", "9900"];
-        let id =
-            programs::output("salectl", &self.settings, &[&create[..], &window].concat()).await?;
-        programs::output("salectl", &self.settings, &["sale", "publish", &id]).await?;
-        self.wait_for(&format!("{}/api/v1/sales/{id}", self.gateway_url)).await?;
+    /// Opens a sale, and waits until the gateway knows it.
+    pub(crate) async fn open(&self, sale: Sale) -> anyhow::Result<String> {
+        let id = self.draft(sale, &self.settings).await?;
+        self.salectl(&["sale", "publish", &id]).await?;
+        let url = format!("{}/api/v1/sales/{id}", self.gateway_url);
+        wait_until(&url, || self.is_ok(&url)).await?;
         Ok(id)
     }
 
-    /// Buyers press the gateway; with their keys, or without.
-    pub(crate) async fn press(
-        &self,
-        sale: &str,
-        buyers: u32,
-        prefix: &str,
-        keys: bool,
-    ) -> anyhow::Result<Run> {
-        self.rush(&self.gateway_url, self.gateway.pid(), sale, buyers, prefix, keys).await
+    /// Describes a sale that nobody sees yet, in the database of these settings.
+    pub(crate) async fn draft(&self, sale: Sale, settings: &Settings) -> anyhow::Result<String> {
+        let stock = sale.stock.to_string();
+        let create = ["sale", "create", "--title", "Bench", "--price", "9900", "--stock", &stock];
+        let how = ["--opens", sale.opens, "--closes", sale.closes, "--mode", sale.mode];
+        programs::output("salectl", settings, &[&create[..], &how].concat()).await
     }
 
-    /// The same buyers press the limit.
-    pub(crate) async fn press_echo(&self, buyers: u32, prefix: &str) -> anyhow::Result<Run> {
-        self.rush(&self.echo_url, self.echo.pid(), "1", buyers, prefix, true).await
+    /// Runs an operator's command, which has to succeed.
+    pub(crate) async fn salectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        programs::output("salectl", &self.settings, arguments).await
     }
 
-    async fn rush(
-        &self,
-        url: &str,
-        server: u32,
-        sale: &str,
-        buyers: u32,
-        prefix: &str,
-        keys: bool,
-    ) -> anyhow::Result<Run> {
-        let buyers = buyers.to_string();
-        let mut arguments = vec!["--json", "--url", url, "--sale", sale, "--buyers", &buyers];
-        arguments.extend(["--buyer-prefix", prefix, "--concurrency", &self.concurrency]);
-        if !keys {
-            arguments.push("--no-key");
+    /// What `salectl audit` finds against a sale; nothing is how it should be.
+    pub(crate) async fn audit(&self, sale: &str) -> anyhow::Result<Option<String>> {
+        let audit = programs::run("salectl", &self.settings, &["audit", sale]).await?;
+        Ok((!audit.status.success()).then(|| {
+            let said = [audit.stdout, audit.stderr].concat();
+            String::from_utf8_lossy(&said).trim_end().to_owned()
+        }))
+    }
+
+    /// The processes to count, with `server` as the one that answers.
+    pub(crate) fn pids(&self, server: Option<&Program>, worker: Option<&Program>) -> Pids {
+        Pids {
+            server: server.map(Program::pid),
+            redis: Some(self.redis.pid()),
+            worker: worker.map(Program::pid),
+            postgres: Some(self.postmaster),
         }
-        let cpu = || anyhow::Ok([programs::cpu_us(server)?, programs::cpu_us(self.redis.pid())?]);
-        let before = cpu()?;
-        let text = programs::output("rush", &self.settings, &arguments).await?;
-        let after = cpu()?;
-        let rushed: Rushed = serde_json::from_str(&text).context("the report of rush")?;
-        ensure!(
-            rushed.server_errors == 0 && rushed.transport_errors == 0,
-            "{} server errors and {} broken connections are no measurement",
-            rushed.server_errors,
-            rushed.transport_errors
-        );
-        let requests = f64::from(rushed.requests);
-        Ok(Run {
-            per_s: rushed.requests_per_s,
-            p50_us: rushed.latency_us.p50,
-            p99_us: rushed.latency_us.p99,
-            server_cpu_us: (after[0] - before[0]) / requests,
-            redis_cpu_us: (after[1] - before[1]) / requests,
-        })
     }
+
+    /// Units that are sold by the database's own count, in all sales: it costs one look at a few rows.
+    pub(crate) async fn rows(&self) -> anyhow::Result<i64> {
+        number(&self.database, "SELECT sum(stock_total - stock_left)::bigint FROM sales").await
+    }
+
+    async fn is_ok(&self, url: &str) -> bool {
+        self.http.get(url).send().await.is_ok_and(|answer| answer.status() == 200)
+    }
+
+    /// Kills the gateway and starts another one on the same settings.
+    pub(crate) async fn replace_gateway(&mut self) -> anyhow::Result<()> {
+        self.gateway.kill_9();
+        (self.gateway, self.gateway_url) = start_gateway(&self.settings, &self.http).await?;
+        Ok(())
+    }
+}
+
+async fn start_gateway(
+    settings: &Settings,
+    http: &reqwest::Client,
+) -> anyhow::Result<(Program, String)> {
+    let [listen, admin] = [0; 2].map(|_| format!("127.0.0.1:{}", free_port()));
+    let gateway = Program::builder(programs::path("gateway")?)
+        .envs(settings)
+        .env("FLASHSALE__HTTP__LISTEN", &listen)
+        .env("FLASHSALE__ADMIN__LISTEN", &admin)
+        .try_start()?;
+    ready(http, &admin).await?;
+    Ok((gateway, format!("http://{listen}")))
+}
+
+async fn ready(http: &reqwest::Client, admin: &str) -> anyhow::Result<()> {
+    let url = format!("http://{admin}/readyz");
+    wait_until(&url, || async {
+        http.get(&url).send().await.is_ok_and(|answer| answer.status() == 200)
+    })
+    .await
+}
+
+/// Waits until `is_so`, which is asked again and again.
+pub(crate) async fn wait_until<F: Future<Output = bool>>(
+    what: &str,
+    is_so: impl Fn() -> F,
+) -> anyhow::Result<()> {
+    let started = Instant::now();
+    while !is_so().await {
+        ensure!(started.elapsed() < READY_WITHIN, "waited too long for {what}");
+        sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// The one number that `sql` gives; 0 where it gives NULL.
+pub(crate) async fn number(database: &DatabaseConnection, sql: &str) -> anyhow::Result<i64> {
+    let statement = Statement::from_string(database.get_database_backend(), sql);
+    let row = database.query_one_raw(statement).await?.context("no row")?;
+    Ok(row.try_get_by_index::<Option<i64>>(0)?.unwrap_or(0))
 }

@@ -6,6 +6,7 @@
 
 mod cli;
 mod client;
+mod cpu;
 mod drive;
 mod outcome;
 mod plan;
@@ -89,9 +90,13 @@ async fn carry_out(args: &Args, ready: Ready) -> anyhow::Result<bool> {
     let Ready { run, rush, clients, receipts } = ready;
     rush.stop_on_interrupt();
     let shown = Progress::show("rushing", rush.counters(), args.quiet);
+    let (started_unix_ms, used_before_us) = (cpu::now_unix_ms(), cpu::used_us());
     let logs = drive::drive(&rush, clients).await?;
+    let used_us = cpu::used_us().zip(used_before_us).map(|(after, before)| after - before);
     shown.finish().await;
-    let tally = Tally::count(logs, &run);
+    let mut tally = Tally::count(logs, &run);
+    tally.figures.started_unix_ms = started_unix_ms;
+    tally.figures.cpu_us = used_us;
 
     if let Some(file) = receipts {
         report::write_receipts(file, &tally.receipts, &run.buyer_prefix)

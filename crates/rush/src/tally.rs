@@ -36,6 +36,11 @@ pub(crate) struct Figures {
     /// Requests that the plan held, and those that got their last word.
     pub(crate) planned: u64,
     pub(crate) requests: u64,
+    /// When the clock started: milliseconds since the Unix epoch.
+    pub(crate) started_unix_ms: u64,
+    /// CPU time of the rush itself while its clock ran, where the system tells it: microseconds, in
+    /// steps of 10,000.
+    pub(crate) cpu_us: Option<u64>,
     /// Until the last answer.
     pub(crate) duration_s: f64,
     pub(crate) requests_per_s: f64,

@@ -9,15 +9,12 @@ use actix_web::{App, HttpResponse, HttpServer, web};
 /// Order ids differ, because `rush` would take the same one twice for a contradiction.
 static NEXT: AtomicU64 = AtomicU64::new(385_646_094_744_289_281);
 
-/// Serves until it is ended.
-pub(crate) fn serve(listen: SocketAddr, workers: usize) -> anyhow::Result<()> {
-    actix_web::rt::System::new().block_on(async {
-        HttpServer::new(|| App::new().route("/api/v1/sales/{sale}/orders", web::post().to(answer)))
-            .workers(workers)
-            .bind(listen)?
-            .run()
-            .await
-    })?;
+pub(super) async fn serve(listen: SocketAddr, workers: usize) -> anyhow::Result<()> {
+    HttpServer::new(|| App::new().route("/api/v1/sales/{sale}/orders", web::post().to(answer)))
+        .workers(workers)
+        .bind(listen)?
+        .run()
+        .await?;
     Ok(())
 }
 
