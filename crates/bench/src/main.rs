@@ -8,10 +8,13 @@ mod cpu;
 mod designs;
 mod drills;
 mod figures;
+mod fill;
 mod kinds;
 mod limits;
 mod load;
 mod marks;
+mod memory;
+mod peers;
 mod programs;
 mod report;
 mod round;
@@ -24,10 +27,11 @@ use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum as _};
-use flashsale_test_support::PostgresServer;
+use flashsale_test_support::{PostgresServer, RedisServer};
 use serde_json::json;
 use tokio::task::spawn_blocking;
 
@@ -35,6 +39,10 @@ use crate::figures::Figures;
 use crate::kinds::Kind;
 use crate::round::{Plan, Round};
 use crate::stack::Stack;
+
+/// How long a run goes on, where no number of rounds is given.
+const LASTS: Duration = Duration::from_secs(8 * 60);
+const ROUNDS_MIN: u32 = 3;
 
 /// Measure the release programs against limits of the same run
 ///
@@ -56,9 +64,9 @@ struct What {
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u32).range(500..=1_000_000))]
     requests: u32,
 
-    /// How often each kind takes its turn
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
+    /// How often each kind takes its turn [default: as often as in eight minutes, and three times at least]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: Option<u32>,
 
     /// Connections that press at the same time
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=2_000))]
@@ -72,6 +80,10 @@ struct What {
     #[arg(long)]
     quick: bool,
 
+    /// Take a row away before the audits, to see that the run fails
+    #[arg(long, hide = true)]
+    lose_a_row: bool,
+
     /// Where the report goes [default: bench/report.json in the target folder]
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -79,6 +91,10 @@ struct What {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Bytes of Redis for a buyer, and of a gateway for a connection
+    Memory(memory::What),
+    /// Other stream workers beside ours
+    Peers(peers::What),
     /// One of the bench's own servers
     #[command(hide = true)]
     Serve {
@@ -100,6 +116,8 @@ fn main() -> ExitCode {
             designs::serve(*server, *listen, *workers).map(|()| true)
         }
         Some(Command::RowByRow) => block_on(designs::row_by_row::work()).map(|()| true),
+        Some(Command::Memory(what)) => block_on(memory::measure(what)),
+        Some(Command::Peers(what)) => block_on(peers::measure(what)),
         None => block_on(measure(&cli.what)),
     };
     match done {
@@ -133,21 +151,25 @@ impl What {
                 }
             }
         }
-        let requests = if self.quick { 2_000 } else { self.requests };
-        Plan { kinds, requests, concurrency: self.concurrency }
+        let requests = if self.quick { 600 } else { self.requests };
+        Plan { kinds, requests, concurrency: self.concurrency, lose_a_row: self.lose_a_row }
     }
 }
 
 /// Whether every invariant held.
 async fn measure(what: &What) -> anyhow::Result<bool> {
     let mut plan = what.plan();
-    let rounds = if what.quick { 1 } else { what.rounds };
+    let wanted = if what.quick { Some(1) } else { what.rounds };
+    let started = Instant::now();
     let postgres = spawn_blocking(|| PostgresServer::builder().fsync(true).try_start()).await??;
     let mut figures = Figures::default();
     let mut findings = Vec::new();
-    for number in 1..=rounds {
-        eprintln!("round {number} of {rounds}");
-        let mut stack = Stack::start(&postgres).await?;
+    let mut rounds = 0;
+    while wanted.map_or(rounds < ROUNDS_MIN || started.elapsed() < LASTS, |wanted| rounds < wanted)
+    {
+        rounds += 1;
+        eprintln!("round {rounds}, after {:.0} s", started.elapsed().as_secs_f64());
+        let mut stack = Stack::start(&postgres, RedisServer::builder().append_only(true)).await?;
         let round = Round {
             plan: &plan,
             stack: &mut stack,

@@ -58,6 +58,8 @@ pub(crate) fn kinds_table(figures: &Figures) -> String {
     let echo = figures.per_s(Kind::Echo);
     for medians in figures.all() {
         let Medians { kind, per_s, spread, latency, cpu_us, .. } = &medians;
+        // Only requests are compared with requests.
+        let echo = echo.filter(|_| latency.is_some());
         let to_echo = echo.map_or_else(String::new, |echo| format!("{:.3}", per_s / echo));
         let _ = write!(text, "| {kind} | {per_s:.0} | {to_echo} | {:.0} % |", spread * 100.0);
         match latency {

@@ -25,6 +25,8 @@ pub(crate) struct Plan {
     /// Requests of a run; kinds that are slower by far send a part of it.
     pub(crate) requests: u32,
     pub(crate) concurrency: u32,
+    /// The audits are to find something.
+    pub(crate) lose_a_row: bool,
 }
 
 pub(crate) struct Round<'a> {
@@ -52,6 +54,10 @@ impl Round<'_> {
         self.workers().await?;
         self.durable().await?;
         self.open_loops(echo.as_ref()).await?;
+        if self.plan.lose_a_row {
+            let lose = "DELETE FROM orders WHERE id = (SELECT min(id) FROM orders)";
+            self.stack.database.execute_unprepared(lose).await?;
+        }
         for sale in std::mem::take(&mut self.sales) {
             if let Some(found) = self.stack.audit(&sale).await? {
                 self.findings.push(found);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use flashsale_test_support::{PostgresServer, Program, RedisServer, free_port};
+use flashsale_test_support::{PostgresServer, Program, RedisServer, RedisServerBuilder, free_port};
 use sea_orm::{ConnectionTrait as _, Database, DatabaseConnection, Statement};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -57,9 +57,11 @@ impl Sale {
 
 impl Stack {
     /// Starts everything but the worker, on a database of its own.
-    pub(crate) async fn start(postgres: &PostgresServer) -> anyhow::Result<Self> {
-        let redis =
-            spawn_blocking(|| RedisServer::builder().append_only(true).try_start()).await??;
+    pub(crate) async fn start(
+        postgres: &PostgresServer,
+        redis: RedisServerBuilder,
+    ) -> anyhow::Result<Self> {
+        let redis = spawn_blocking(|| redis.try_start()).await??;
         let database_url = postgres.create_database();
         let settings = vec![
             ("FLASHSALE__REDIS__URL", redis.url()),
