@@ -11,13 +11,15 @@ use crate::stack::{Sale, wait_until};
 use crate::worker::wait_for_rows;
 
 /// Orders of a killed worker go to another one this soon, in place of half a minute.
-const RECLAIM: [(&str, &str); 2] =
-    [("FLASHSALE__WORKER__RECLAIM_IDLE", "3s"), ("FLASHSALE__DATABASE__STATEMENT_TIMEOUT", "1s")];
+const RECLAIM: [(&str, &str); 2] = [
+    ("FLASHSALE__WORKER__RECLAIM_IDLE", "1s"),
+    ("FLASHSALE__DATABASE__STATEMENT_TIMEOUT", "400ms"),
+];
 
 /// Kills the worker under load, the gateway when the last buyer has his answer, and starts both again.
 pub(crate) async fn killed(round: &mut Round<'_>) -> anyhow::Result<Run> {
     let buyers = round.part(2);
-    let sale = round.open(Sale::of(buyers)).await?;
+    let sale = round.stack.open(Sale::of(buyers)).await?;
     let settings = RECLAIM.map(|(key, value)| (key, value.to_owned())).to_vec();
     let url = round.stack.gateway_url.clone();
     let load = Load { buyers, ..round.load(&url, &sale, Told::Accepted) };

@@ -176,7 +176,6 @@ async fn measure(what: &What) -> anyhow::Result<bool> {
             postgres: &postgres,
             figures: &mut figures,
             findings: &mut findings,
-            sales: Vec::new(),
             queued: 0,
         };
         round.run().await?;

@@ -129,7 +129,7 @@ pub(crate) async fn measure(what: &What) -> anyhow::Result<bool> {
         fill(&fill::redis(&stack)?, sale.parse()?, what.jobs * 5).await?;
         let ours = worker::drain(&stack, i64::from(what.jobs) * 5).await?;
         rates[0].push(Rate { per_s: ours.per_s, cpu: ours.cpu });
-        findings.extend(stack.audit(&sale).await?);
+        findings.extend(stack.audit().await?);
         for (number, (peer, value)) in peers.iter().zip(&best).enumerate() {
             rates[number + 1].push(run(&stack, peer, *value, what.jobs).await?);
         }

@@ -36,8 +36,6 @@ pub(crate) struct Round<'a> {
     pub(crate) figures: &'a mut Figures,
     /// What audits found against the invariants.
     pub(crate) findings: &'a mut Vec<String>,
-    /// Sales that are to be audited.
-    pub(crate) sales: Vec<String>,
     /// Orders on the stream that no worker has had yet.
     pub(crate) queued: u32,
 }
@@ -58,11 +56,7 @@ impl Round<'_> {
             let lose = "DELETE FROM orders WHERE id = (SELECT min(id) FROM orders)";
             self.stack.database.execute_unprepared(lose).await?;
         }
-        for sale in std::mem::take(&mut self.sales) {
-            if let Some(found) = self.stack.audit(&sale).await? {
-                self.findings.push(found);
-            }
-        }
+        self.findings.extend(self.stack.audit().await?);
         Ok(())
     }
 
@@ -77,12 +71,6 @@ impl Round<'_> {
     /// A part of the requests, and not too few to be measured.
     pub(crate) fn part(&self, divisor: u32) -> u32 {
         (self.plan.requests / divisor).max(100)
-    }
-
-    pub(crate) async fn open(&mut self, sale: Sale) -> anyhow::Result<String> {
-        let id = self.stack.open(sale).await?;
-        self.sales.push(id.clone());
-        Ok(id)
     }
 
     pub(crate) fn load<'a>(&self, url: &'a str, sale: &'a str, told: Told) -> Load<'a> {
@@ -129,7 +117,7 @@ impl Round<'_> {
         let on_sold_out = [Kind::SoldOut, Kind::SoldOutNoKey, Kind::SoldOutOpen];
         let after = [Kind::Replay, Kind::AlreadyOrdered, Kind::Worker, Kind::Copy];
         if self.wants_any(&[&[Kind::Accept, Kind::AcceptOpen], &on_sold_out[..], &after].concat()) {
-            let sale = self.open(Sale::of(self.plan.requests)).await?;
+            let sale = self.stack.open(Sale::of(self.plan.requests)).await?;
             self.press(Kind::Accept, self.load(&url, &sale, Told::Accepted)).await?;
             self.pool().await?;
             let late = Load { prefix: "late-", ..self.load(&url, &sale, Told::SoldOut) };
@@ -150,11 +138,11 @@ impl Round<'_> {
         }
         if self.wants(Kind::NotStarted) {
             let tomorrow = Sale { opens: "+24h", closes: "+25h", ..Sale::of(1) };
-            let sale = self.open(tomorrow).await?;
+            let sale = self.stack.open(tomorrow).await?;
             self.press(Kind::NotStarted, self.load(&url, &sale, Told::NotStarted)).await?;
         }
         if self.wants(Kind::Ended) {
-            let sale = self.open(Sale::of(1)).await?;
+            let sale = self.stack.open(Sale::of(1)).await?;
             self.stack.salectl(&["sale", "close", &sale]).await?;
             self.press(Kind::Ended, self.load(&url, &sale, Told::Ended)).await?;
         }
@@ -167,7 +155,7 @@ impl Round<'_> {
         }
         let pool = self.stack.serve("pool").await?;
         let buyers = self.part(4);
-        let sale = self.open(Sale::of(buyers)).await?;
+        let sale = self.stack.open(Sale::of(buyers)).await?;
         let load = Load { buyers, ..self.load(&pool.url, &sale, Told::Accepted) };
         let pids = self.stack.pids(Some(&pool.program), None);
         self.figures.add(Kind::Pool, load.press(&self.stack.settings, pids).await?);
@@ -182,14 +170,14 @@ impl Round<'_> {
             }
             // The gateway loads the script with the first buyer.
             if self.queued == 0 {
-                let sale = self.open(Sale::of(100)).await?;
+                let sale = self.stack.open(Sale::of(100)).await?;
                 let url = self.stack.gateway_url.clone();
                 let load = Load { buyers: 100, ..self.load(&url, &sale, Told::Accepted) };
                 load.rush(&self.stack.settings).await?;
                 self.queued += 100;
             }
             let calls = self.part(2);
-            let sale = self.open(Sale::of(calls)).await?;
+            let sale = self.stack.open(Sale::of(calls)).await?;
             let run = limits::script(self.stack, &sale, calls, pipeline).await?;
             self.figures.add(kind, run);
             self.queued += self.sold(&sale).await?;
@@ -212,12 +200,12 @@ impl Round<'_> {
             self.queued = 0;
         }
         if self.wants(Kind::Copy) {
-            let run = limits::copy(&self.stack.database, &self.sales).await?;
+            let run = limits::copy(&self.stack.database).await?;
             self.figures.add(Kind::Copy, run);
         }
         if self.wants(Kind::RowByRow) {
             let buyers = self.part(20);
-            let sale = self.open(Sale::of(buyers)).await?;
+            let sale = self.stack.open(Sale::of(buyers)).await?;
             let url = self.stack.gateway_url.clone();
             let load = Load { buyers, ..self.load(&url, &sale, Told::Accepted) };
             load.rush(&self.stack.settings).await?;
@@ -260,7 +248,7 @@ impl Round<'_> {
         let url = self.stack.gateway_url.clone();
         if self.wants(Kind::Chain) {
             let buyers = self.plan.requests * 2;
-            let sale = self.open(Sale::of(buyers)).await?;
+            let sale = self.stack.open(Sale::of(buyers)).await?;
             let load = Load { buyers, ..self.load(&url, &sale, Told::Accepted) };
             let run = worker::chain(self.stack, &load).await?;
             self.figures.add(Kind::Chain, run);
@@ -268,7 +256,7 @@ impl Round<'_> {
         }
         if self.wants(Kind::Direct) {
             let buyers = self.part(40);
-            let sale = self.open(Sale { mode: "direct", ..Sale::of(buyers) }).await?;
+            let sale = self.stack.open(Sale { mode: "direct", ..Sale::of(buyers) }).await?;
             let load = Load { buyers, ..self.load(&url, &sale, Told::Accepted) };
             let pids = self.stack.pids(Some(&self.stack.gateway), None);
             self.figures.add(Kind::Direct, load.press(&self.stack.settings, pids).await?);
@@ -318,7 +306,7 @@ impl Round<'_> {
         }
         let url = self.stack.gateway_url.clone();
         if self.wants_any(&[Kind::AcceptOpen, Kind::SoldOutOpen]) {
-            let sale = self.open(Sale::of(self.plan.requests)).await?;
+            let sale = self.stack.open(Sale::of(self.plan.requests)).await?;
             let rate = self.rate_below(Kind::Accept);
             let load = Load { rate, ..self.load(&url, &sale, Told::Accepted) };
             self.press(Kind::AcceptOpen, load).await?;

@@ -25,6 +25,11 @@ use crate::tokens::Buyer;
 /// How soon an interrupt is seen while the next press is not due.
 const STOP_SEEN_WITHIN: Duration = Duration::from_millis(50);
 
+/// Presses that fall due within this time are given out together: waking somebody for each one costs
+/// the rush more than the press, and takes that time from the servers under load. Up to so much does a
+/// latency become longer, for it counts from the planned time all the same.
+const GIVE_EVERY: Duration = Duration::from_micros(250);
+
 /// What the connections share.
 #[derive(Debug)]
 pub(crate) struct Rush {
@@ -200,7 +205,8 @@ fn pace(rush: &Rush, rate: NonZeroU64, connections: usize, start: Instant) {
         rush.due.add_permits(due - given);
         given = due;
         let next = start + Duration::from_nanos(plan::due_ns(given, rate.get()));
-        std::thread::sleep(next.saturating_duration_since(Instant::now()).min(STOP_SEEN_WITHIN));
+        let pause = next.saturating_duration_since(Instant::now());
+        std::thread::sleep(pause.clamp(GIVE_EVERY, STOP_SEEN_WITHIN));
     }
     // One more for each connection, to find that nothing is left.
     rush.due.add_permits(connections);
