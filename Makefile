@@ -14,7 +14,7 @@ SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard | while read -r file
 
 .PHONY: help
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'make demo reads: DEMO_EXIT=1 (stop by itself, exit with the audit), DEMO_DATABASE=postgres,'
 	@echo '                 DEMO_KILL_WORKER=1, DEMO_BUYERS=n, DEMO_STOCK=n'
@@ -48,10 +48,24 @@ torture: ## drill faults under load, the invariants checked after each round: RO
 	@exec $(TARGET_DIR)/release/torture $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
-bench: ## measure the programs against limits of the same run: REQUESTS=n ROUNDS=n
+bench: ## measure against limits and other designs, ten minutes: REQUESTS=n ROUNDS=n ONLY=accept,echo
 	@$(ENSURE_SERVICES) --postgres
 	@$(CARGO) build --release --workspace --bins
-	@exec $(TARGET_DIR)/release/bench $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(ROUNDS),--rounds $(ROUNDS))
+	@exec $(TARGET_DIR)/release/bench $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+		$(if $(ONLY),--only $(ONLY))
+
+.PHONY: bench-memory
+bench-memory: ## measure bytes of Redis for a buyer, and of a gateway for a connection
+	@$(ENSURE_SERVICES) --postgres
+	@$(CARGO) build --release --workspace --bins
+	@exec $(TARGET_DIR)/release/bench memory
+
+.PHONY: bench-peers
+bench-peers: ## measure the worker beside BullMQ and FastStream: needs node, npm and python3
+	@$(ENSURE_SERVICES) --postgres
+	@crates/bench/peers/install.sh $(TARGET_DIR)/bench/peers
+	@$(CARGO) build --release --workspace --bins
+	@exec $(TARGET_DIR)/release/bench peers --installed $(TARGET_DIR)/bench/peers
 
 .PHONY: races
 races: deps build ## what happens at one instant, again and again: RACES=n times (half an hour without it)

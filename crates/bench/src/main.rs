@@ -80,6 +80,10 @@ struct What {
     #[arg(long)]
     quick: bool,
 
+    /// Sample gateway and Redis with perf while buyers are accepted; `crates/bench/stages.sh` reads the file
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+
     /// Take a row away before the audits, to see that the run fails
     #[arg(long, hide = true)]
     lose_a_row: bool,
@@ -152,7 +156,13 @@ impl What {
             }
         }
         let requests = if self.quick { 600 } else { self.requests };
-        Plan { kinds, requests, concurrency: self.concurrency, lose_a_row: self.lose_a_row }
+        Plan {
+            kinds,
+            requests,
+            concurrency: self.concurrency,
+            profile: self.profile.clone(),
+            lose_a_row: self.lose_a_row,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use flashsale_domain::SaleId;
 use flashsale_storage_redis::Keys;
 use flashsale_test_support::{PostgresServer, RedisServer, temp_dir};
 use jsonwebtoken::{EncodingKey, Header, encode};
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -103,7 +104,9 @@ async fn measure_redis(stack: &Stack, orders: u32) -> anyhow::Result<InRedis> {
     let id: SaleId = sale.parse()?;
     let redis = fill::redis(stack)?;
     let client = redis::Client::open(stack.redis.url())?;
-    let mut asking = client.get_multiplexed_async_connection().await?;
+    // Looking at every element of a million takes its time.
+    let patient = AsyncConnectionConfig::new().set_response_timeout(None);
+    let mut asking = client.get_multiplexed_async_connection_with_config(&patient).await?;
     redis.ensure_group(partition()?).await?;
 
     let before = used_memory(&mut asking).await?;

@@ -1,12 +1,13 @@
 //! `make bench-peers`: other stream workers beside ours, on the same Redis and the same PostgreSQL. Each
 //! takes a job, inserts the order with the one-per-buyer rule, and acknowledges.
 //!
-//! The peers have it easier: one INSERT an order, where ours also takes the unit from the sale's stock.
+//! The peers write the same row, and have it easier: ours also takes the unit from the sale's stock, and
+//! looks for what was written before.
 //! Each is tried with several settings first, and compared with the best of them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -21,10 +22,10 @@ use crate::cpu::Cpu;
 use crate::figures::median;
 use crate::fill::{self, fill};
 use crate::stack::{Sale, Stack, number};
-use crate::{report, worker};
+use crate::{programs, report, worker};
 
-const TABLE: &str = "CREATE TABLE peer_orders (id bigint PRIMARY KEY, sale_id bigint NOT NULL, \
-     user_id text NOT NULL, digest text, UNIQUE (sale_id, user_id))";
+/// The columns, checks and indexes of our own rows, the one-per-buyer rule among them.
+const TABLE: &str = "CREATE TABLE peer_orders (LIKE orders INCLUDING ALL)";
 const ROWS: &str = "SELECT count(*) FROM peer_orders";
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const WRITTEN_WITHIN: Duration = Duration::from_secs(120);
@@ -59,15 +60,15 @@ struct Peer {
     values: [u32; 3],
 }
 
-fn peers(installed: &std::path::Path) -> [Peer; 3] {
+fn peers(installed: &Path) -> anyhow::Result<[Peer; 3]> {
     let node = installed.join("bullmq");
     let python = installed.join("python");
     let [script, program] = ["peer.py", "bin/python"].map(|name| python.join(name));
     let (one, batch) = ((script.clone(), program.clone()), (script, program));
-    [
+    Ok([
         Peer {
             name: "BullMQ",
-            program: PathBuf::from("node"),
+            program: programs::on_path("node")?,
             script: node.join("peer.mjs"),
             mode: &[],
             setting: "concurrency",
@@ -79,7 +80,7 @@ fn peers(installed: &std::path::Path) -> [Peer; 3] {
             program: one.1,
             mode: &["one"],
             setting: "max_workers",
-            values: [1, 20, 100],
+            values: [10, 20, 50],
         },
         Peer {
             name: "FastStream, batches",
@@ -89,7 +90,7 @@ fn peers(installed: &std::path::Path) -> [Peer; 3] {
             setting: "max_records",
             values: [100, 500, 2_000],
         },
-    ]
+    ])
 }
 
 /// Rows a second, and CPU for a row.
@@ -102,7 +103,7 @@ struct Rate {
 /// Measures, says it, and writes it into the report.
 pub(crate) async fn measure(what: &What) -> anyhow::Result<bool> {
     let installed = std::path::absolute(&what.installed)?;
-    let peers = peers(&installed);
+    let peers = peers(&installed)?;
     let postgres = spawn_blocking(|| PostgresServer::builder().fsync(true).try_start()).await??;
     let mut tried = Vec::new();
     let mut best = Vec::new();

@@ -50,3 +50,10 @@ pub(crate) async fn output(
     );
     Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
 }
+
+/// Where a program of the machine lies.
+pub(crate) fn on_path(name: &str) -> anyhow::Result<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).map(|it| it.join(name)).find(|it| it.is_file());
+    found.with_context(|| format!("{name} is not installed"))
+}

@@ -1,6 +1,12 @@
 //! One round: every kind takes its turn, each on sales of its own, and the sales are audited.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use flashsale_test_support::{PostgresServer, Program};
+use sea_orm::ConnectionTrait as _;
 
 use crate::designs::memory_queue;
 use crate::drills;
@@ -8,15 +14,15 @@ use crate::figures::{Figures, Run};
 use crate::kinds::Kind;
 use crate::limits;
 use crate::load::{Load, Told};
+use crate::programs;
 use crate::sql_ceiling;
 use crate::stack::{Sale, Served, Stack, number};
 use crate::worker;
-use anyhow::Context as _;
-use flashsale_test_support::PostgresServer;
-use sea_orm::ConnectionTrait as _;
 
 /// The share of what a closed loop reached in this run, at which an open loop sends.
-const OPEN_LOOP_SHARE: f64 = 0.6;
+const OPEN_LOOP_SHARE: f64 = 0.5;
+
+const PROFILE_WRITTEN_WITHIN: Duration = Duration::from_secs(60);
 
 /// What is measured, and how much of it.
 #[derive(Debug, Clone)]
@@ -25,6 +31,8 @@ pub(crate) struct Plan {
     /// Requests of a run; kinds that are slower by far send a part of it.
     pub(crate) requests: u32,
     pub(crate) concurrency: u32,
+    /// Where the gateway and Redis are sampled to while buyers are accepted.
+    pub(crate) profile: Option<PathBuf>,
     /// The audits are to find something.
     pub(crate) lose_a_row: bool,
 }
@@ -89,12 +97,26 @@ impl Round<'_> {
     /// Presses the gateway.
     async fn press(&mut self, kind: Kind, load: Load<'_>) -> anyhow::Result<()> {
         let pids = self.stack.pids(Some(&self.stack.gateway), None);
+        let profile = self.plan.profile.as_ref().filter(|_| kind == Kind::Accept);
+        let sampling = profile.map(|file| self.sample(file)).transpose()?;
         let run = load.press(&self.stack.settings, pids).await?;
+        if let Some(perf) = sampling {
+            perf.interrupt();
+            perf.wait_exit(PROFILE_WRITTEN_WITHIN).context("perf does not end")?;
+        }
         if load.told == Told::Accepted {
             self.queued += load.buyers;
         }
         self.figures.add(kind, run);
         Ok(())
+    }
+
+    fn sample(&self, file: &Path) -> anyhow::Result<Program> {
+        let pids = format!("{},{}", self.stack.gateway.pid(), self.stack.redis.pid());
+        let file = file.display().to_string();
+        Program::builder(programs::on_path("perf")?)
+            .args(&["record", "-q", "-F", "999", "-p", &pids, "-o", &file])
+            .try_start()
     }
 
     async fn press_echo(
@@ -229,7 +251,7 @@ impl Round<'_> {
         let mut settings = self.stack.settings.clone();
         settings.retain(|(key, _)| *key != "FLASHSALE__DATABASE__URL");
         settings.push(("FLASHSALE__DATABASE__URL", url.clone()));
-        crate::programs::output("salectl", &settings, &["migrate"]).await?;
+        programs::output("salectl", &settings, &["migrate"]).await?;
         let mut run = Run::default();
         for in_flight in sql_ceiling::IN_FLIGHT {
             let sale = self.stack.draft(Sale::of(self.plan.requests), &settings).await?;

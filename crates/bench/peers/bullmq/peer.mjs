@@ -37,11 +37,15 @@ function work(concurrency) {
   });
   const insert = {
     name: 'insert',
-    text: `INSERT INTO peer_orders (id, sale_id, user_id, digest) VALUES ($1, $2, $3, $4)
+    text: `INSERT INTO peer_orders (id, sale_id, user_id, digest, slot, epoch, state, price_amount,
+             price_currency, pay_by_ms, committed_ms)
+           VALUES ($1, $2, $3, $4, 1, 1, 'awaiting_payment', 9900, 'CNY', $5, $6)
            ON CONFLICT DO NOTHING`,
   };
   const worker = new Worker(QUEUE, async ({ data }) => {
-    await database.query({ ...insert, values: [data.id, data.sale, data.user, data.digest] });
+    const now = Date.now();
+    const values = [data.id, data.sale, data.user, data.digest, now + 900_000, now];
+    await database.query({ ...insert, values });
   }, { connection, concurrency });
   worker.on('failed', (job, error) => console.error(`job ${job?.id}: ${error}`));
   worker.on('error', (error) => console.error(`${error}`));

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 
 import asyncpg
 from faststream import FastStream
@@ -22,10 +23,19 @@ GROUP = "peer"
 CONNECTIONS_MAX = 20
 JOBS_PER_CALL = 1000
 
-INSERT = """INSERT INTO peer_orders (id, sale_id, user_id, digest) VALUES ($1, $2, $3, $4)
+COLUMNS = """id, sale_id, user_id, digest, slot, epoch, state, price_amount, price_currency,
+    pay_by_ms, committed_ms"""
+INSERT = f"""INSERT INTO peer_orders ({COLUMNS})
+    VALUES ($1, $2, $3, $4, 1, 1, 'awaiting_payment', 9900, 'CNY', $5::bigint + 900000, $5::bigint)
     ON CONFLICT DO NOTHING"""
-INSERT_MANY = """INSERT INTO peer_orders (id, sale_id, user_id, digest)
-    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) ON CONFLICT DO NOTHING"""
+INSERT_MANY = f"""INSERT INTO peer_orders ({COLUMNS})
+    SELECT id, sale, buyer, digest, 1, 1, 'awaiting_payment', 9900, 'CNY', $5::bigint + 900000, $5::bigint
+    FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[]) AS new (id, sale, buyer, digest)
+    ON CONFLICT DO NOTHING"""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Order(BaseModel):
@@ -59,7 +69,9 @@ async def work(mode: str, number: int) -> None:
     database: asyncpg.Pool | None = None
 
     async def insert_one(order: Order) -> None:
-        await database.execute(INSERT, order.id, order.sale, order.user, order.digest)
+        await database.execute(
+            INSERT, order.id, order.sale, order.user, order.digest, now_ms()
+        )
 
     async def insert_batch(orders: list[Order]) -> None:
         await database.execute(
@@ -68,6 +80,7 @@ async def work(mode: str, number: int) -> None:
             [order.sale for order in orders],
             [order.user for order in orders],
             [order.digest for order in orders],
+            now_ms(),
         )
 
     if mode == "batch":
