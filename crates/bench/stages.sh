@@ -16,7 +16,8 @@ perf report --input "$file" --stdio --no-children --sort comm,dso,symbol --field
 			share = $1 + 0; program = $2; dso = $3; symbol = $4
 			gsub(/^ +| +$/, "", program)
 			program = program ~ /redis/ ? "Redis" : "gateway"
-			if (dso ~ /kernel/) stage = "kernel: sockets, waking, writing the file"
+			if (program == "Redis" && symbol ~ /0x[0-9a-f]+/) stage = "its own code, stripped of names: Lua, stream, hashes, replies"
+			else if (dso ~ /kernel/) stage = "kernel: sockets, waking, writing the file"
 			else if (program == "Redis" && symbol ~ /lua|Lua|script|luaV|str_|match|sds.*lua/) stage = "Lua"
 			else if (program == "Redis" && symbol ~ /stream|lp|rax|xadd/) stage = "stream"
 			else if (program == "Redis" && symbol ~ /dict|hash|siphash|hset|hget/) stage = "hashes and dictionaries"
