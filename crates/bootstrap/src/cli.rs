@@ -5,13 +5,14 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::DEFAULTS;
+use crate::{DEFAULTS, Settings, health};
 
 const EXIT_USAGE: u8 = 2;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Run,
+    Health,
     Print(String),
     Usage(String),
 }
@@ -24,6 +25,7 @@ pub fn handle_standard_flags(program: &str, about: &str) -> Option<ExitCode> {
     // A reader that went away, as in `gateway --help | head -1`, is no failure of ours.
     match outcome(program, about, &arguments) {
         Outcome::Run => None,
+        Outcome::Health => Some(health(program)),
         Outcome::Print(text) => {
             let _reader_gone = write!(std::io::stdout(), "{text}");
             Some(ExitCode::SUCCESS)
@@ -41,20 +43,34 @@ pub fn failed(program: &str, error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
+fn health(program: &str) -> ExitCode {
+    let settings = match Settings::load() {
+        Ok(settings) => settings,
+        Err(error) => return failed(program, &error.into()),
+    };
+    match health::ask(settings.admin.listen) {
+        Ok(report) => {
+            let _reader_gone = writeln!(std::io::stdout(), "{report}");
+            ExitCode::SUCCESS
+        }
+        Err(reason) => failed(program, &anyhow::Error::msg(reason)),
+    }
+}
+
 fn outcome(program: &str, about: &str, arguments: &[String]) -> Outcome {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         [] => Outcome::Run,
+        ["--health"] => Outcome::Health,
         ["--print-defaults"] => Outcome::Print(DEFAULTS.to_owned()),
         ["--version" | "-V"] => {
             Outcome::Print(format!("{program} {}\n", env!("CARGO_PKG_VERSION")))
         }
         ["--help" | "-h"] => Outcome::Print(help(program, about)),
-        ["--print-defaults" | "--version" | "-V" | "--help" | "-h", extra, ..] | [extra, ..] => {
-            Outcome::Usage(format!(
-                "{program}: unexpected argument {extra:?}; see {program} --help\n"
-            ))
-        }
+        ["--health" | "--print-defaults" | "--version" | "-V" | "--help" | "-h", extra, ..]
+        | [extra, ..] => Outcome::Usage(format!(
+            "{program}: unexpected argument {extra:?}; see {program} --help\n"
+        )),
     }
 }
 
@@ -63,8 +79,10 @@ fn help(program: &str, about: &str) -> String {
         "\
 {about}
 
-Usage: {program} [--print-defaults | --version | --help]
+Usage: {program} [--health | --print-defaults | --version | --help]
 
+  --health           ask the one that runs with these settings whether it is ready, on admin.listen;
+                     exit code 0 when it is
   --print-defaults   print every setting with its default and meaning, as TOML
   -V, --version      print the version
   -h, --help         print this
@@ -86,6 +104,7 @@ mod tests {
             outcome("gateway", "Sells.", &arguments)
         };
         assert_eq!(run(""), Outcome::Run);
+        assert_eq!(run("--health"), Outcome::Health);
         assert_eq!(run("--print-defaults"), Outcome::Print(DEFAULTS.to_owned()));
         let version = concat!("gateway ", env!("CARGO_PKG_VERSION"), "\n").to_owned();
         assert_eq!(run("--version"), Outcome::Print(version));

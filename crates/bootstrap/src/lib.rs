@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod cli;
 pub mod clock;
+mod health;
 mod quiet;
 pub mod readiness;
 pub mod settings;

@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use flashsale_bootstrap::telemetry::count;
 use flashsale_bootstrap::{Readiness, Shutdown, clock};
 use flashsale_domain::{Partition, Sale, SaleId, SaleMode, SaleState};
+use flashsale_operations::pools;
 use flashsale_storage_redis::{Redis, RedisFault};
 use flashsale_storage_sql::{Database, SqlFault};
 use tokio::time::sleep;
@@ -149,6 +151,10 @@ impl Catalogue {
                 }
             }
         });
+        for (id, stock_left) in stock {
+            metrics::gauge!("flashsale_stock_left", "sale" => id.to_string())
+                .set(count(*stock_left));
+        }
     }
 
     fn change(&self, change: impl Fn(&mut Sales)) {
@@ -223,6 +229,7 @@ impl CatalogueFollower {
                     failing = true;
                 }
             }
+            pools::show(&self.redis, &self.database);
             metrics::gauge!("flashsale_catalogue_age_seconds")
                 .set(last_read.elapsed().as_secs_f64());
             match self.follow_redis().await {

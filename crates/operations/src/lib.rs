@@ -12,6 +12,7 @@ mod dead;
 pub mod doctor;
 mod ledger;
 mod payments;
+pub mod pools;
 mod rebuild;
 mod report;
 mod sales;

@@ -9,6 +9,7 @@ use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_bootstrap::telemetry::count;
 use flashsale_bootstrap::{Readiness, Shutdown};
 use flashsale_domain::Partition;
+use flashsale_operations::pools;
 use flashsale_storage_redis::{Backlog, Redis, RedisFault};
 use flashsale_storage_sql::Database;
 use tokio::time::sleep;
@@ -79,6 +80,7 @@ struct Memory {
 
 impl Housekeeping {
     pub(crate) async fn run(self, shutdown: Shutdown) {
+        start_counters();
         let now = Instant::now();
         let mut memory = Memory { at: now, committed: 0, moved_at: now, rate: 0.0 };
         let work = async {
@@ -111,6 +113,10 @@ impl Housekeeping {
                 self.follow_progress(memory, backlog);
             }
             Err(fault) => self.report(CHECK_REDIS, Err(fault.to_string())),
+        }
+        pools::show(&self.redis, &self.database);
+        if let Ok(keeps) = self.redis.keeps_append_only_file().await {
+            metrics::gauge!("flashsale_aof_enabled").set(if keeps { 1.0 } else { 0.0 });
         }
         if let Ok(policy) = self.redis.eviction_policy().await {
             let safe = policy == "noeviction";
@@ -191,6 +197,21 @@ fn desired_workers(backlog: Option<u64>, rate: f64, target_lag: Duration) -> f64
     const RATE_MIN: f64 = 100.0;
     let within = rate.max(RATE_MIN) * target_lag.as_secs_f64();
     (count(backlog.unwrap_or(1)) / within).ceil().clamp(1.0, 100.0)
+}
+
+/// What counts rare events is there from the start: an alert on an increase misses the first event of
+/// a counter that appears with it.
+fn start_counters() {
+    for counter in [
+        metrics::counter!("flashsale_entries_lost_total"),
+        metrics::counter!("flashsale_group_recreated_total"),
+        metrics::counter!("flashsale_rebuilds_total"),
+        metrics::counter!("flashsale_reclaimed_total"),
+        metrics::counter!("flashsale_worker_retries_total"),
+        metrics::counter!("flashsale_orders_expired_total"),
+    ] {
+        counter.increment(0);
+    }
 }
 
 fn gauge(name: &'static str, partition: &str, value: u64) {

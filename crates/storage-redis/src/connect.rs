@@ -119,10 +119,28 @@ impl Redis {
         Ok(seconds * 1000 + micros / 1000)
     }
 
+    /// How the pool is used at this moment; `None` while sentinels have named no primary yet.
+    pub fn pool_use(&self) -> Option<PoolUse> {
+        let status = self.primary.pool_status()?;
+        let idle = status.available.min(status.size);
+        Some(PoolUse { busy: status.size - idle, idle, waiting: status.waiting })
+    }
+
     pub(crate) async fn connection(&self) -> Result<deadpool_redis::Connection, RedisFault> {
         let server = self.primary.server().await?;
         Ok(server.pool.get().await.inspect_err(|_| self.primary.doubt())?)
     }
+}
+
+/// How the pool of connections is used: `redis.pool_max` is the most of both kinds together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolUse {
+    /// Connections in somebody's hands.
+    pub busy: usize,
+    /// Connections that nobody uses.
+    pub idle: usize,
+    /// Those who wait for a connection.
+    pub waiting: usize,
 }
 
 /// 128 random bits: who holds a lock or a fence. Nobody can guess another's.

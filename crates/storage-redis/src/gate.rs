@@ -97,12 +97,25 @@ impl Redis {
     /// # Errors
     /// When Redis cannot be asked.
     pub async fn eviction_policy(&self) -> Result<String, RedisFault> {
-        let info: String =
-            redis::cmd("INFO").arg("memory").query_async(&mut self.connection().await?).await?;
-        let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"));
-        policy
-            .map(|policy| policy.trim().to_owned())
-            .ok_or_else(|| RedisFault::reply("INFO memory", "no maxmemory_policy"))
+        self.info_field("memory", "maxmemory_policy").await
+    }
+
+    /// Whether Redis keeps an append-only file: without one, a restart forgets what is not yet a row.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn keeps_append_only_file(&self) -> Result<bool, RedisFault> {
+        Ok(self.info_field("persistence", "aof_enabled").await? == "1")
+    }
+
+    async fn info_field(&self, section: &str, field: &str) -> Result<String, RedisFault> {
+        let mut connection = self.connection().await?;
+        let info: String = redis::cmd("INFO").arg(section).query_async(&mut connection).await?;
+        let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+        fields
+            .find(|(name, _)| *name == field)
+            .map(|(_, value)| value.trim().to_owned())
+            .ok_or_else(|| RedisFault::reply("INFO", format!("no {field}")))
     }
 }
 

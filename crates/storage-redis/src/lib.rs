@@ -31,7 +31,7 @@ pub use admission::{
     AdmissionBatch, AdmissionConnection, ORDERS_PER_BUYER_MAX, ReplicaProof, Replicas,
 };
 pub use changes::ChangedOrders;
-pub use connect::{Redis, RedisConfig};
+pub use connect::{PoolUse, Redis, RedisConfig};
 pub use dead_letters::DeadLetter;
 pub use direct::BuyerLock;
 pub use error::RedisFault;

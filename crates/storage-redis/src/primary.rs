@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use deadpool_redis::{Manager, Pool, Runtime};
+use deadpool_redis::{Manager, Pool, Runtime, Status};
 use redis::{AsyncConnectionConfig, Client, RedisError};
 use tracing::{info, warn};
 
@@ -123,6 +123,16 @@ impl Primary {
     /// Whether this is still the primary.
     pub(crate) async fn is_still(&self, server: &Arc<Server>) -> Result<bool, RedisFault> {
         Ok(Arc::ptr_eq(&self.server().await?, server))
+    }
+
+    /// How the pool of the known primary is used; asks nobody.
+    pub(crate) fn pool_status(&self) -> Option<Status> {
+        match self {
+            Self::Fixed(server) => Some(server.pool.status()),
+            Self::Watched(watched) => {
+                watched.state().server.as_ref().map(|server| server.pool.status())
+            }
+        }
     }
 
     /// No connection could be had, or a command failed: unless Redis has refused just this command,

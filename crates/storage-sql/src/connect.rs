@@ -114,6 +114,22 @@ impl Database {
         Ok(self.connection.ping().await?)
     }
 
+    /// Connections of the pool at this moment: those in somebody's hands, and those that nobody uses.
+    pub fn pool_use(&self) -> (usize, usize) {
+        let (open, idle) = match self.backend() {
+            DbBackend::Postgres => {
+                let pool = self.connection.get_postgres_connection_pool();
+                (pool.size(), pool.num_idle())
+            }
+            _ => {
+                let pool = self.connection.get_sqlite_connection_pool();
+                (pool.size(), pool.num_idle())
+            }
+        };
+        // The two are read one after the other.
+        (usize::try_from(open).unwrap_or(usize::MAX).saturating_sub(idle), idle)
+    }
+
     /// Closes every connection.
     ///
     /// # Errors

@@ -111,6 +111,21 @@ async fn a_redis_that_may_evict_keys_is_no_redis_to_work_with_also_where_config_
 
     let worker = stand.real_worker(&[("FLASHSALE__REDIS__URL", url)]);
     worker.admin.wait_for_readiness(true).await;
+    for (kept, expected) in [("yes", 1.0), ("no", 0.0)] {
+        stand.ask::<()>(&["CONFIG", "SET", "appendonly", kept]).await;
+        eventually(SOON, "the append-only file", async || {
+            worker.admin.metric("flashsale_aof_enabled", "").await == Some(expected)
+        })
+        .await;
+    }
+    // Before anything has happened: an alert on an increase would miss what comes with its counter.
+    for counter in [
+        "flashsale_entries_lost_total",
+        "flashsale_group_recreated_total",
+        "flashsale_rebuilds_total",
+    ] {
+        assert!(worker.admin.metric(counter, "").await.is_some(), "no {counter}");
+    }
     for policy in ["allkeys-lru", "volatile-ttl", "allkeys-random"] {
         stand.ask::<()>(&["CONFIG", "SET", "maxmemory-policy", policy]).await;
         worker.admin.wait_for_readiness(false).await;
@@ -166,6 +181,8 @@ async fn the_metrics_that_others_rely_on_are_there() {
         "flashsale_commit_lag_seconds_bucket",
         "flashsale_commit_lag_seconds_count",
         "flashsale_commit_batch_size_count",
+        "flashsale_redis_pool_connections",
+        "flashsale_database_pool_connections",
     ] {
         let value = worker.metric(name, "").await.unwrap_or_else(|| panic!("no {name}"));
         assert!(value > 0.0, "{name} is {value}");

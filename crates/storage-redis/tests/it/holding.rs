@@ -98,6 +98,7 @@ async fn a_gate_says_whether_its_memory_may_be_trusted() {
     redis.fence(partition).await.unwrap();
     assert_eq!(redis.gate_status(partition).await.unwrap(), GateStatus::Fenced);
     assert_eq!(redis.eviction_policy().await.unwrap(), "noeviction");
+    assert!(!redis.keeps_append_only_file().await.unwrap(), "the tests' servers keep none");
 }
 
 #[tokio::test]
