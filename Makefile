@@ -77,11 +77,21 @@ races: deps build ## what happens at one instant, again and again: RACES=n times
 	 --nocapture what_buyers_were_told_outlives_a_failover_to_the_replica
 
 .PHONY: lint
-lint: ## check format, clippy (warnings are errors) and shell scripts
+lint: check-deploy ## check format, clippy (warnings are errors), shell scripts and what is under deploy/
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --workspace --all-targets -- -D warnings
 	@if $(ENSURE_SERVICES) --lint; then shellcheck $(SHELL_SCRIPTS); \
 	else echo 'lint: shell scripts were NOT checked: shellcheck is not installed' >&2; fi
+
+# What cannot be installed is said and left out: it checks files, and no program of ours needs it.
+.PHONY: check-deploy
+check-deploy: ## check the image, the compose file, the manifests, the alert rules and the dashboard
+	@$(ENSURE_SERVICES) --deploy || true
+	@deploy/checks/run.sh $(TARGET_DIR)/deploy-tools
+
+.PHONY: rules
+rules: ## make the cluster's PrometheusRule of deploy/monitoring/alerts.yaml
+	@PYTHONDONTWRITEBYTECODE=1 $(TARGET_DIR)/deploy-tools/bin/python deploy/checks/monitoring.py
 
 .PHONY: fmt
 fmt: ## format the code

@@ -7,20 +7,22 @@
 #   ensure-services.sh --faketime    Redis and libfaketime, which sets the clocks of single programs
 #                                    (these three options can be combined)
 #   ensure-services.sh --lint        only what `make lint` needs: shellcheck
+#   ensure-services.sh --deploy      only what `make check-deploy` needs: promtool, and Python with venv
 #
 # As root with apt-get it installs what is missing; otherwise it says in one line what to install.
 # Exit status: 0 all is there, 2 wrong usage, 3 something is missing, else apt-get's own.
 set -euo pipefail
 
-want_redis=yes want_postgres=no want_nginx=no want_faketime=no want_shellcheck=no
+want_redis=yes want_postgres=no want_nginx=no want_faketime=no want_shellcheck=no want_deploy=no
 for option in "$@"; do
     case $option in
         --postgres) want_postgres=yes ;;
         --nginx) want_nginx=yes ;;
         --faketime) want_faketime=yes ;;
         --lint) want_redis=no want_shellcheck=yes ;;
+        --deploy) want_redis=no want_deploy=yes ;;
         *)
-            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --lint)" >&2
+            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --lint --deploy)" >&2
             exit 2
             ;;
     esac
@@ -56,6 +58,11 @@ has_faketime() {
     return 1
 }
 
+# Debian's python3 has neither pip nor venv.
+has_python_venv() {
+    python3 -c 'import ensurepip, venv' 2>/dev/null
+}
+
 missing=()
 find_missing() {
     missing=()
@@ -64,6 +71,8 @@ find_missing() {
     if [[ $want_nginx == yes ]] && ! has_command nginx; then missing+=(nginx); fi
     if [[ $want_faketime == yes ]] && ! has_faketime; then missing+=(faketime); fi
     if [[ $want_shellcheck == yes ]] && ! has_command shellcheck; then missing+=(shellcheck); fi
+    if [[ $want_deploy == yes ]] && ! has_command promtool; then missing+=(prometheus); fi
+    if [[ $want_deploy == yes ]] && ! has_python_venv; then missing+=(python3-venv); fi
 }
 
 say_what_is_missing() {

@@ -485,4 +485,46 @@ mod tests {
             assert_eq!(parse(&line).expect_err(&line), kind, "{line}");
         }
     }
+
+    /// An operator who is woken up at night types what the documents say.
+    #[test]
+    fn every_command_of_the_documents_is_understood() {
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let runbooks = std::fs::read_dir(docs.join("runbooks")).expect("a folder of runbooks");
+        let mut files: Vec<_> = runbooks.map(|entry| entry.expect("an entry").path()).collect();
+        files.push(docs.join("operations.md"));
+        let mut understood = 0;
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("a readable document");
+            for line in text.lines().filter_map(|line| line.trim().strip_prefix("salectl ")) {
+                let words = words_of(line);
+                let parsed = Cli::try_parse_from(
+                    std::iter::once("salectl").chain(words.iter().map(String::as_str)),
+                );
+                if let Err(error) = parsed {
+                    panic!("{}: salectl {line}: {error}", file.display());
+                }
+                understood += 1;
+            }
+        }
+        assert!(understood > 40, "the commands are no longer found: {understood}");
+    }
+
+    /// As a shell takes a line of the documents: quotes, a comment at the end, and $VARIABLES, each of
+    /// which stands for an id.
+    fn words_of(line: &str) -> Vec<String> {
+        let line = line.split(" #").next().unwrap_or_default();
+        let mut words = Vec::new();
+        for (place, part) in line.split('"').enumerate() {
+            if place % 2 == 1 {
+                words.push(part.to_owned());
+            } else {
+                words.extend(part.split_whitespace().map(str::to_owned));
+            }
+        }
+        words
+            .into_iter()
+            .map(|word| if word.starts_with('$') { "1".to_owned() } else { word })
+            .collect()
+    }
 }

@@ -320,3 +320,17 @@ fn every_risk_is_named_in_the_defaults() {
         assert!(DEFAULTS.contains(risk.name()), "{}", risk.name());
     }
 }
+
+#[test]
+fn the_clusters_settings_are_allowed() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/k8s");
+    let read =
+        |name: &str| std::fs::read_to_string(folder.join(name)).expect("settings of a cluster");
+    let base = read("base/settings.env");
+    for (overlay, profile) in [("dev", Profile::Development), ("production", Profile::Production)] {
+        let merged = format!("{base}\n{}", read(&format!("overlays/{overlay}/settings.env")));
+        let lines = merged.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let env: Vec<_> = lines.map(|line| line.split_once('=').expect("name and value")).collect();
+        assert_eq!(accept("", &env).profile, profile, "{overlay}");
+    }
+}
