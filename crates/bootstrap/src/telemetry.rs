@@ -84,10 +84,18 @@ pub fn init_metrics() -> anyhow::Result<PrometheusHandle> {
         .set_buckets_for_metric(Matcher::Suffix("_batch_size".to_owned()), &BATCH_SIZE_BUCKETS)?
         .install_recorder()
         .context("the metrics recorder cannot be installed")?;
-    metrics::describe_gauge!("flashsale_build_info", "Always 1; the label is the version.");
+    describe(&[("flashsale_build_info", "Always 1; the label is the version")]);
     metrics::gauge!("flashsale_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     *recorder = Some(handle.clone());
     Ok(handle)
+}
+
+/// Says what metrics mean, as `/metrics` shows it.
+pub fn describe(help: &[(&'static str, &'static str)]) {
+    for (name, text) in help {
+        // Of which kind it is says who counts or measures; the exporter keeps only the text.
+        metrics::describe_gauge!(*name, *text);
+    }
 }
 
 /// Sorts what histograms recorded into their buckets, for ever. Without it, samples pile up in

@@ -10,9 +10,9 @@ use actix_web::web::{self, ServiceConfig};
 use actix_web::{App, HttpServer};
 use anyhow::Context as _;
 use flashsale_bootstrap::telemetry::PrometheusHandle;
-use flashsale_bootstrap::{AdminServer, Readiness, Settings, Shutdown};
+use flashsale_bootstrap::{AdminServer, Readiness, Settings, Shutdown, telemetry};
 use flashsale_operations::start::StartCheck;
-use flashsale_operations::{Operations, connect};
+use flashsale_operations::{Operations, connect, pools};
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
 use flashsale_webhooks::Secrets;
@@ -26,6 +26,7 @@ use crate::catalogue::{CHECK_CATALOGUE, CHECK_REDIS, Catalogue, CatalogueFollowe
 use crate::direct::DirectOrders;
 use crate::edge;
 use crate::followers::{Followers, FollowersFeed};
+use crate::help::HELP;
 use crate::leases::Leases;
 use crate::newest_sales::NewestSales;
 use crate::operators::{self, OperatorsState};
@@ -83,6 +84,8 @@ impl Gateway {
     /// When no token key is set, the database cannot be reached or is not migrated, a port cannot be
     /// bound, or in production something is unsafe. A Redis that is away is waited for later.
     pub async fn build(settings: &Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        telemetry::describe(HELP);
+        pools::describe_them();
         let verifier = Arc::new(TokenVerifier::new(&settings.auth)?);
         let redis = connect::redis(settings)?;
         let database = connect::migrated_database(settings).await?;

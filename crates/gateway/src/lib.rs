@@ -12,6 +12,7 @@ mod direct;
 mod edge;
 mod followers;
 mod headers;
+mod help;
 mod leases;
 mod newest_sales;
 mod openapi;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use flashsale_bootstrap::settings::{Settings, WorkerSettings};
 use flashsale_bootstrap::telemetry::PrometheusHandle;
-use flashsale_bootstrap::{AdminServer, Quiet, Readiness, Shutdown};
+use flashsale_bootstrap::{AdminServer, Quiet, Readiness, Shutdown, telemetry};
 use flashsale_domain::Partition;
 use flashsale_operations::start::StartCheck;
-use flashsale_operations::{Operations, connect};
+use flashsale_operations::{Operations, connect, pools};
 use flashsale_storage_redis::Redis;
 use flashsale_storage_sql::Database;
 use rand::RngExt as _;
@@ -21,6 +21,7 @@ use tracing::{error, info, warn};
 use crate::announce::Announcer;
 use crate::expire::Expiry;
 use crate::hands::{Hands, Heartbeat};
+use crate::help::HELP;
 use crate::housekeeping::{CHECKS, Housekeeping, Progress};
 use crate::in_flight::{Busy, process_all};
 use crate::ledger_watch::LedgerWatch;
@@ -53,6 +54,8 @@ impl OrderWorker {
     /// When the database cannot be reached or is not migrated, the port cannot be bound, or in
     /// production something is unsafe. A Redis that is away is waited for later.
     pub async fn build(settings: &Settings, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        telemetry::describe(HELP);
+        pools::describe_them();
         let redis = connect::redis(settings)?;
         let database = connect::migrated_database(settings).await?;
         let readiness = Readiness::new();

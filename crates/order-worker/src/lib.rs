@@ -14,6 +14,7 @@ mod app;
 mod backoff;
 mod expire;
 mod hands;
+mod help;
 mod housekeeping;
 mod in_flight;
 mod ledger_watch;
