@@ -36,7 +36,7 @@ test-valkey: ## run the tests that use Redis on Valkey: REDIS_SERVER_BIN=/path, 
 	[[ "$$("$$server" --version)" == Valkey* ]] || { echo "test-valkey: $$server is no Valkey" >&2; exit 2; }; \
 	"$$server" --version; \
 	export REDIS_SERVER_BIN="$$server"; \
-	$(ENSURE_SERVICES) --postgres --faketime; \
+	$(ENSURE_SERVICES) --postgres --faketime --prometheus; \
 	$(CARGO) build --release --workspace --bins; \
 	$(CARGO) test --release --workspace --no-fail-fast --exclude flashsale-bootstrap \
 		--exclude flashsale-domain --exclude flashsale-rush --exclude flashsale-storage-sql
@@ -103,7 +103,7 @@ build: ## build the programs into target/release
 
 .PHONY: deps
 deps: ## install the servers that the tests start (apt-get, as root), or say which are missing
-	@$(ENSURE_SERVICES) --postgres --faketime
+	@$(ENSURE_SERVICES) --postgres --faketime --prometheus
 
 .PHONY: clean
 clean: ## remove what was built

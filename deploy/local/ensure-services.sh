@@ -5,7 +5,8 @@
 #   ensure-services.sh --postgres    Redis and PostgreSQL
 #   ensure-services.sh --nginx       Redis and nginx
 #   ensure-services.sh --faketime    Redis and libfaketime, which sets the clocks of single programs
-#                                    (these three options can be combined)
+#   ensure-services.sh --prometheus  Redis and Prometheus with promtool
+#                                    (these four options can be combined)
 #   ensure-services.sh --lint        only what `make lint` needs: shellcheck
 #   ensure-services.sh --deploy      only what `make check-deploy` needs: promtool, and Python with venv
 #
@@ -13,16 +14,17 @@
 # Exit status: 0 all is there, 2 wrong usage, 3 something is missing, else apt-get's own.
 set -euo pipefail
 
-want_redis=yes want_postgres=no want_nginx=no want_faketime=no want_shellcheck=no want_deploy=no
+want_redis=yes want_postgres=no want_nginx=no want_faketime=no want_shellcheck=no want_prometheus=no want_venv=no
 for option in "$@"; do
     case $option in
         --postgres) want_postgres=yes ;;
         --nginx) want_nginx=yes ;;
         --faketime) want_faketime=yes ;;
         --lint) want_redis=no want_shellcheck=yes ;;
-        --deploy) want_redis=no want_deploy=yes ;;
+        --prometheus) want_prometheus=yes ;;
+        --deploy) want_redis=no want_prometheus=yes want_venv=yes ;;
         *)
-            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --lint --deploy)" >&2
+            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --prometheus --lint --deploy)" >&2
             exit 2
             ;;
     esac
@@ -71,8 +73,8 @@ find_missing() {
     if [[ $want_nginx == yes ]] && ! has_command nginx; then missing+=(nginx); fi
     if [[ $want_faketime == yes ]] && ! has_faketime; then missing+=(faketime); fi
     if [[ $want_shellcheck == yes ]] && ! has_command shellcheck; then missing+=(shellcheck); fi
-    if [[ $want_deploy == yes ]] && ! has_command promtool; then missing+=(prometheus); fi
-    if [[ $want_deploy == yes ]] && ! has_python_venv; then missing+=(python3-venv); fi
+    if [[ $want_prometheus == yes ]] && ! has_command promtool; then missing+=(prometheus); fi
+    if [[ $want_venv == yes ]] && ! has_python_venv; then missing+=(python3-venv); fi
 }
 
 say_what_is_missing() {

@@ -18,6 +18,7 @@ mod unique;
 pub use eventually::{Probe, eventually, eventually_blocking, try_eventually};
 pub use port::free_port;
 pub use postgres_server::{PostgresServer, PostgresServerBuilder};
+pub use process::find_on_path;
 pub use program::{Program, ProgramBuilder, binary, forget_settings};
 pub use redis_server::{RedisServer, RedisServerBuilder};
 pub use sentinel_group::SentinelGroup;

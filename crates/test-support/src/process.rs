@@ -69,7 +69,7 @@ pub(crate) fn setpriv() -> Option<&'static Path> {
 }
 
 /// Where the shell would find `name`.
-pub(crate) fn find_on_path(name: &str) -> Option<PathBuf> {
+pub fn find_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .map(|directory| directory.join(name))

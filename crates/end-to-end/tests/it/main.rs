@@ -1,6 +1,7 @@
 //! Tests of the workspace as a whole: its layering, and its programs together.
 
 mod after_order;
+mod alerts;
 mod crash;
 mod documents;
 mod drain;

@@ -205,6 +205,17 @@ impl Member {
         format!("127.0.0.1:{}", self.http)
     }
 
+    /// Where it listens to operators.
+    pub(crate) fn admin_addr(&self) -> String {
+        format!("127.0.0.1:{}", self.admin)
+    }
+
+    /// All its metrics, as Prometheus reads them.
+    pub(crate) fn metrics(&self) -> String {
+        let (_, answer) = get(self.admin, "/metrics").expect("an answer");
+        answer.split_once("\r\n\r\n").expect("head and body").1.to_owned()
+    }
+
     /// The sum of a metric over all its series; 0 while there is none.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let (_, text) = get(self.admin, "/metrics").unwrap_or_default();
@@ -254,7 +265,8 @@ fn get(port: u16, path: &str) -> Option<(u16, String)> {
     exchange(port, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
 }
 
-fn exchange(port: u16, request: &str) -> Option<(u16, String)> {
+/// Sends a request as it stands; the status and the whole answer.
+pub(crate) fn exchange(port: u16, request: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
     stream.write_all(request.as_bytes()).ok()?;
