@@ -113,3 +113,20 @@ fn a_database_out_of_reach_is_told_without_its_password() {
         assert!(!log.contains(PASSWORD) && !log.contains(SECRET), "{log}");
     }
 }
+
+#[test]
+fn a_container_asks_its_program_for_its_health() {
+    let stack = Stack::sqlite();
+    for (name, member) in [("gateway", stack.gateway()), ("order-worker", stack.worker())] {
+        // Either program asks for either: the image has one health check.
+        for asked in ["gateway", "order-worker"] {
+            let (code, said) = stack.health(asked, &member);
+            assert_eq!(code, Some(0), "{name}: {said}");
+            assert!(said.contains(r#""ready":true"#), "{name}: {said}");
+        }
+        member.program.kill_9();
+        let (code, said) = stack.health("gateway", &member);
+        assert_eq!(code, Some(1), "{name}: {said}");
+        assert!(said.contains("admin.listen"), "{name}: {said}");
+    }
+}

@@ -101,6 +101,16 @@ impl Stack {
         member
     }
 
+    /// Asks a member by its own `--health`, as a container does; the exit code and what is printed.
+    pub(crate) fn health(&self, name: &str, member: &Member) -> (Option<i32>, String) {
+        let program = Program::builder(binary(name))
+            .envs(&self.settings)
+            .env("FLASHSALE__ADMIN__LISTEN", format!("0.0.0.0:{}", member.admin))
+            .arg("--health")
+            .start();
+        (ended(&program).code(), program.log())
+    }
+
     /// Any program of ours, with these settings.
     pub(crate) fn start(&self, name: &str, arguments: &[&str]) -> Program {
         Program::start(binary(name), &self.settings, arguments)
