@@ -60,7 +60,9 @@ impl OfSale {
         // All of them: an alert on an increase misses the first event of a counter that appears with it.
         let exported = OUTCOMES.map(|outcome| match outcome {
             OTHER => Counter::noop(),
-            _ => counter!("flashsale_admissions_total", "sale" => sale.clone(), "outcome" => outcome),
+            _ => {
+                counter!("flashsale_admissions_total", "sale" => sale.clone(), "outcome" => outcome)
+            }
         });
         Self { unadded: Default::default(), exported }
     }

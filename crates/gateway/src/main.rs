@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry};
 use flashsale_gateway::Gateway;
 
+/// On the way of an order memory is asked for some thirty times.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let about = "Takes buyers' orders over HTTP and admits them in Redis.";
