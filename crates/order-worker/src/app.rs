@@ -144,6 +144,7 @@ impl OrderWorker {
 
         let mut left = 0;
         tokio::select! {
+            biased;
             () = shutdown.requested() => {}
             // None of them ends before it is asked to. A process that serves only some of its
             // partitions looks alive and is not: it ends, and is started anew.

@@ -57,21 +57,23 @@ pub(crate) async fn process_all(
     let mut in_flight = InFlight { tasks: JoinSet::new(), busy };
     loop {
         let batch = tokio::select! {
-            batch = batches.recv() => batch,
+            batch = batches.recv(), if in_flight.tasks.len() < limit => batch,
             () = in_flight.end_one(), if !in_flight.tasks.is_empty() => continue,
         };
         let Some(batch) = batch else { break };
         // If a suspect is what its workers crashed of, it must take no neighbours with it.
         let alone = matches!(batch, Batch::Suspect(_));
-        in_flight.come_down_to(if alone { 0 } else { limit - 1 }).await;
+        if alone {
+            in_flight.end_all().await;
+        }
         // A task of its own: an answer of the database must not wait until another batch is decoded.
         let worker = Arc::clone(&processor);
         in_flight.tasks.spawn(async move { worker.process_batch(batch).await });
         if alone {
-            in_flight.come_down_to(0).await;
+            in_flight.end_all().await;
         }
     }
-    in_flight.come_down_to(0).await;
+    in_flight.end_all().await;
 }
 
 struct InFlight {
@@ -80,8 +82,8 @@ struct InFlight {
 }
 
 impl InFlight {
-    async fn come_down_to(&mut self, count: usize) {
-        while self.tasks.len() > count {
+    async fn end_all(&mut self) {
+        while !self.tasks.is_empty() {
             self.end_one().await;
         }
     }
