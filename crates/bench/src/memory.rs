@@ -144,7 +144,8 @@ async fn measure_redis(stack: &Stack, orders: u32) -> anyhow::Result<InRedis> {
     })
 }
 
-async fn used_memory(redis: &mut MultiplexedConnection) -> anyhow::Result<f64> {
+/// Bytes that Redis has allocated, by its own count.
+pub(crate) async fn used_memory(redis: &mut MultiplexedConnection) -> anyhow::Result<f64> {
     let info: String = redis::cmd("INFO").arg("memory").query_async(redis).await?;
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
     used.context("no used_memory")?.trim().parse().context("used_memory")

@@ -14,6 +14,7 @@ use crate::figures::{Figures, Run};
 use crate::kinds::Kind;
 use crate::limits;
 use crate::load::{Load, Told};
+use crate::memory::used_memory;
 use crate::programs;
 use crate::sql_ceiling;
 use crate::stack::{Sale, Served, Stack, number};
@@ -94,8 +95,27 @@ impl Round<'_> {
         }
     }
 
+    /// Presses the gateway for orders, and looks what they take in Redis.
+    async fn accept(&mut self, load: Load<'_>) -> anyhow::Result<()> {
+        let client = redis::Client::open(self.stack.redis.url())?;
+        let mut redis = client.get_multiplexed_async_connection().await?;
+        let before = used_memory(&mut redis).await?;
+        let mut run = self.press(Kind::Accept, &load).await?;
+        let bytes = used_memory(&mut redis).await? - before;
+        run.more.insert("redis_bytes_an_order", bytes / f64::from(load.buyers));
+        self.figures.add(Kind::Accept, run);
+        Ok(())
+    }
+
+    /// Presses the gateway, and keeps the figures.
+    async fn measure(&mut self, kind: Kind, load: Load<'_>) -> anyhow::Result<()> {
+        let run = self.press(kind, &load).await?;
+        self.figures.add(kind, run);
+        Ok(())
+    }
+
     /// Presses the gateway.
-    async fn press(&mut self, kind: Kind, load: Load<'_>) -> anyhow::Result<()> {
+    async fn press(&mut self, kind: Kind, load: &Load<'_>) -> anyhow::Result<Run> {
         let pids = self.stack.pids(Some(&self.stack.gateway), None);
         let profile = self.plan.profile.as_ref().filter(|_| kind == Kind::Accept);
         let sampling = profile.map(|file| self.sample(file)).transpose()?;
@@ -107,8 +127,7 @@ impl Round<'_> {
         if load.told == Told::Accepted {
             self.queued += load.buyers;
         }
-        self.figures.add(kind, run);
-        Ok(())
+        Ok(run)
     }
 
     fn sample(&self, file: &Path) -> anyhow::Result<Program> {
@@ -140,7 +159,7 @@ impl Round<'_> {
         let after = [Kind::Replay, Kind::AlreadyOrdered, Kind::Worker, Kind::Copy];
         if self.wants_any(&[&[Kind::Accept, Kind::AcceptOpen], &on_sold_out[..], &after].concat()) {
             let sale = self.stack.open(Sale::of(self.plan.requests)).await?;
-            self.press(Kind::Accept, self.load(&url, &sale, Told::Accepted)).await?;
+            self.accept(self.load(&url, &sale, Told::Accepted)).await?;
             self.pool().await?;
             let late = Load { prefix: "late-", ..self.load(&url, &sale, Told::SoldOut) };
             let again = self.load(&url, &sale, Told::Replayed);
@@ -152,7 +171,7 @@ impl Round<'_> {
                 (Kind::AlreadyOrdered, known),
             ] {
                 if self.wants(kind) {
-                    self.press(kind, load).await?;
+                    self.measure(kind, load).await?;
                 }
             }
         } else {
@@ -161,12 +180,12 @@ impl Round<'_> {
         if self.wants(Kind::NotStarted) {
             let tomorrow = Sale { opens: "+24h", closes: "+25h", ..Sale::of(1) };
             let sale = self.stack.open(tomorrow).await?;
-            self.press(Kind::NotStarted, self.load(&url, &sale, Told::NotStarted)).await?;
+            self.measure(Kind::NotStarted, self.load(&url, &sale, Told::NotStarted)).await?;
         }
         if self.wants(Kind::Ended) {
             let sale = self.stack.open(Sale::of(1)).await?;
             self.stack.salectl(&["sale", "close", &sale]).await?;
-            self.press(Kind::Ended, self.load(&url, &sale, Told::Ended)).await?;
+            self.measure(Kind::Ended, self.load(&url, &sale, Told::Ended)).await?;
         }
         Ok(())
     }
@@ -331,11 +350,11 @@ impl Round<'_> {
             let sale = self.stack.open(Sale::of(self.plan.requests)).await?;
             let rate = self.rate_below(Kind::Accept);
             let load = Load { rate, ..self.load(&url, &sale, Told::Accepted) };
-            self.press(Kind::AcceptOpen, load).await?;
+            self.measure(Kind::AcceptOpen, load).await?;
             if self.wants(Kind::SoldOutOpen) {
                 let rate = self.rate_below(Kind::SoldOut);
                 let load = self.load(&url, &sale, Told::SoldOut);
-                self.press(Kind::SoldOutOpen, Load { rate, prefix: "late-", ..load }).await?;
+                self.measure(Kind::SoldOutOpen, Load { rate, prefix: "late-", ..load }).await?;
             }
         }
         Ok(())
