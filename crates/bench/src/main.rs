@@ -171,7 +171,9 @@ async fn measure(what: &What) -> anyhow::Result<bool> {
     let mut plan = what.plan();
     let wanted = if what.quick { Some(1) } else { what.rounds };
     let started = Instant::now();
-    let postgres = spawn_blocking(|| PostgresServer::builder().fsync(true).try_start()).await??;
+    let fsync = !what.quick;
+    let postgres =
+        spawn_blocking(move || PostgresServer::builder().fsync(fsync).try_start()).await??;
     let mut figures = Figures::default();
     let mut findings = Vec::new();
     let mut rounds = 0;
@@ -189,7 +191,9 @@ async fn measure(what: &What) -> anyhow::Result<bool> {
             queued: 0,
         };
         round.run().await?;
-        stack.end(&postgres).await?;
+        if wanted != Some(rounds) {
+            stack.end(&postgres).await?;
+        }
         // A drill shows what it shows the first time.
         plan.kinds.remove(&Kind::Killed);
     }
