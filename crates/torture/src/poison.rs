@@ -28,6 +28,10 @@ fn twice(name: &[u8]) -> Fields {
     fields
 }
 
+fn packed(order: &[u8]) -> Fields {
+    vec![(b"o".to_vec(), order.to_vec())]
+}
+
 /// One of each shape.
 pub(crate) fn shapes() -> Vec<Fields> {
     vec![
@@ -48,6 +52,9 @@ pub(crate) fn shapes() -> Vec<Fields> {
         with(b"k", b"short"),
         twice(b"v"),
         twice(b"u"),
+        packed(b"3:1:1:1::stranger"),
+        packed(b"2:1:1:1"),
+        packed(b"2:1:1:1::\xc3\x28\xff\x00"),
         // Readable, and of a sale that the database does not have.
         order(),
     ]

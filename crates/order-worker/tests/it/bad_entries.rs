@@ -33,6 +33,10 @@ fn twice(name: &str) -> Fields {
     fields
 }
 
+fn packed(order: &[u8]) -> Fields {
+    vec![(b"o".to_vec(), order.to_vec())]
+}
+
 fn kinds_of_bad_entries() -> Vec<(&'static str, Fields)> {
     vec![
         ("only foreign fields", vec![(b"hello".to_vec(), b"world".to_vec())]),
@@ -53,6 +57,10 @@ fn kinds_of_bad_entries() -> Vec<(&'static str, Fields)> {
         ("a digest that is none", with("k", b"short")),
         ("a version that comes twice", twice("v")),
         ("a buyer that comes twice", twice("u")),
+        ("a packed order of an unknown version", packed(b"3:1:1:1::stranger")),
+        ("a packed order that is cut off", packed(b"2:1:1:1:")),
+        ("a packed order that is not UTF-8", packed(b"2:1:1:1::\xc3\x28\xff\x00")),
+        ("a packed order twice", [packed(b"2:1:1:1::a"), packed(b"2:1:1:1::b")].concat()),
     ]
 }
 

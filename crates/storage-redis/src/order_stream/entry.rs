@@ -1,4 +1,4 @@
-//! The entry's format, that of `lua/lib/order_entry.lua`.
+//! The entry's format, that of `lua/lib/order_entry.lua`; and the one before it.
 //!
 //! Decoding gives a value, never a panic or an early return for a whole batch: an entry that nobody
 //! can read is one dead letter, and its neighbours go on.
@@ -7,8 +7,12 @@ use flashsale_domain::{
     EntryId, IdempotencyDigest, NewOrder, OrderId, OrderIdError, Partition, SaleId, UserId,
 };
 
-/// The entry format that this version writes and reads.
-const FORMAT_VERSION: &str = "1";
+/// The entry format that this version writes: all of an order in field [`ORDER`].
+const PACKED_VERSION: &str = "2";
+/// The one before, which is still read: a field for each part.
+const FIELDS_VERSION: &str = "1";
+
+const ORDER: &str = "o";
 
 /// An entry as it stands on the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +36,7 @@ pub enum Undecodable {
     #[error("field {0} has a value that it cannot have")]
     BadValue(&'static str),
     /// A format that this version cannot read.
-    #[error("format version is not {FORMAT_VERSION}")]
+    #[error("format version is neither {FIELDS_VERSION} nor {PACKED_VERSION}")]
     UnknownVersion,
     /// The entry's id is not an order's id.
     #[error(transparent)]
@@ -44,43 +48,71 @@ impl Undecodable {
     pub const REASON: &str = "undecodable";
 }
 
-/// Reads an entry of partition `partition` as an order. Fields that version 1 does not know are
+/// Reads an entry of partition `partition` as an order. Fields that this version does not know are
 /// passed over, so that a newer writer may add some.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with it. A part of the packed field bears the name that its own field had.
 pub fn decode(partition: Partition, entry: &RawEntry) -> Result<NewOrder, Undecodable> {
-    let find = |name: &'static str| -> Result<Option<&str>, Undecodable> {
-        let mut values = entry.fields.iter().filter(|(field, _)| field == name.as_bytes());
-        let first = values.next();
-        if values.next().is_some() {
-            return Err(Undecodable::Duplicate(name));
-        }
-        first
-            .map(|(_, value)| std::str::from_utf8(value).map_err(|_| Undecodable::BadValue(name)))
-            .transpose()
+    let parts = match find(entry, ORDER)? {
+        Some(order) => Parts::of_packed(order)?,
+        None => Parts::of_fields(entry)?,
     };
-    let get = |name| find(name)?.ok_or(Undecodable::Missing(name));
-
-    if get("v")? != FORMAT_VERSION {
-        return Err(Undecodable::UnknownVersion);
-    }
-    let digest = match find("k")? {
+    let digest = match parts.digest {
         None => None,
         Some(text) => Some(IdempotencyDigest::from_stored(text).ok_or(Undecodable::BadValue("k"))?),
     };
     Ok(NewOrder {
         id: OrderId::from_entry(partition, entry.id)?,
-        sale_id: get("s")?.parse::<SaleId>().map_err(|_| Undecodable::BadValue("s"))?,
-        user_id: UserId::new(get("u")?).map_err(|_| Undecodable::BadValue("u"))?,
-        slot: get("b")?.parse().ok().filter(|slot| *slot >= 1).ok_or(Undecodable::BadValue("b"))?,
-        epoch: get("e")?
-            .parse()
-            .ok()
-            .filter(|epoch| *epoch >= 1)
-            .ok_or(Undecodable::BadValue("e"))?,
+        sale_id: parts.sale.parse::<SaleId>().map_err(|_| Undecodable::BadValue("s"))?,
+        user_id: UserId::new(parts.user).map_err(|_| Undecodable::BadValue("u"))?,
+        slot: parts.slot.parse().ok().filter(|it| *it >= 1).ok_or(Undecodable::BadValue("b"))?,
+        epoch: parts.epoch.parse().ok().filter(|it| *it >= 1).ok_or(Undecodable::BadValue("e"))?,
         digest,
     })
+}
+
+/// An entry's parts as they stand.
+struct Parts<'a> {
+    sale: &'a str,
+    user: &'a str,
+    slot: &'a str,
+    epoch: &'a str,
+    digest: Option<&'a str>,
+}
+
+impl<'a> Parts<'a> {
+    fn of_packed(order: &'a str) -> Result<Self, Undecodable> {
+        let mut parts = order.splitn(6, ':');
+        if parts.next() != Some(PACKED_VERSION) {
+            return Err(Undecodable::UnknownVersion);
+        }
+        let mut next = |name| parts.next().ok_or(Undecodable::Missing(name));
+        let (sale, slot, epoch, digest) = (next("s")?, next("b")?, next("e")?, next("k")?);
+        let user = next("u")?;
+        Ok(Self { sale, user, slot, epoch, digest: Some(digest).filter(|it| !it.is_empty()) })
+    }
+
+    fn of_fields(entry: &'a RawEntry) -> Result<Self, Undecodable> {
+        let get = |name| find(entry, name)?.ok_or(Undecodable::Missing(name));
+        if get("v")? != FIELDS_VERSION {
+            return Err(Undecodable::UnknownVersion);
+        }
+        let digest = find(entry, "k")?;
+        Ok(Self { sale: get("s")?, user: get("u")?, slot: get("b")?, epoch: get("e")?, digest })
+    }
+}
+
+/// A field that must not come twice.
+fn find<'a>(entry: &'a RawEntry, name: &'static str) -> Result<Option<&'a str>, Undecodable> {
+    let mut values = entry.fields.iter().filter(|(field, _)| field == name.as_bytes());
+    let first = values.next();
+    if values.next().is_some() {
+        return Err(Undecodable::Duplicate(name));
+    }
+    first
+        .map(|(_, value)| std::str::from_utf8(value).map_err(|_| Undecodable::BadValue(name)))
+        .transpose()
 }
 
 #[cfg(test)]
@@ -117,6 +149,50 @@ mod tests {
         assert_eq!((order.slot, order.epoch), (2, 5));
         assert_eq!(order.digest.expect("a digest").as_str(), "ungWv48Bz-o");
         assert_eq!(decode(partition(), &entry(&GOLDEN[..5])).expect("no key").digest, None);
+    }
+
+    /// What `lua/lib/order_entry.lua` writes.
+    const PACKED: &[u8] = b"2:42:2:5:ungWv48Bz-o:shop:buyer";
+
+    #[test]
+    fn an_entry_of_version_2_is_read() {
+        let order = decode(partition(), &entry(&[("o", PACKED)])).expect("an order");
+        assert_eq!(order.id.entry(), EntryId { ms: 1_764_470_400_000, seq: 7 });
+        assert_eq!(order.sale_id.as_i64(), 42);
+        assert_eq!(order.user_id.as_str(), "shop:buyer");
+        assert_eq!((order.slot, order.epoch), (2, 5));
+        assert_eq!(order.digest.expect("a digest").as_str(), "ungWv48Bz-o");
+        let no_key = entry(&[("o", b"2:42:2:5::shop:buyer"), ("t", b"00-1-2-01")]);
+        let no_key = decode(partition(), &no_key).expect("an order");
+        assert_eq!((no_key.user_id.as_str(), no_key.digest), ("shop:buyer", None));
+    }
+
+    #[test]
+    fn every_kind_of_bad_packed_entry_is_named() {
+        let cases: [(&[u8], Undecodable); 17] = [
+            (b"", Undecodable::UnknownVersion),
+            (b"1:42:2:5:ungWv48Bz-o:buyer", Undecodable::UnknownVersion),
+            (b"22:42:2:5:ungWv48Bz-o:buyer", Undecodable::UnknownVersion),
+            (b"\xff:42:2:5:ungWv48Bz-o:buyer", Undecodable::BadValue("o")),
+            (b"2", Undecodable::Missing("s")),
+            (b"2:42", Undecodable::Missing("b")),
+            (b"2:42:2", Undecodable::Missing("e")),
+            (b"2:42:2:5", Undecodable::Missing("k")),
+            (b"2:42:2:5:ungWv48Bz-o", Undecodable::Missing("u")),
+            (b"2:0:2:5:ungWv48Bz-o:buyer", Undecodable::BadValue("s")),
+            (b"2:nine:2:5:ungWv48Bz-o:buyer", Undecodable::BadValue("s")),
+            (b"2:42:0:5:ungWv48Bz-o:buyer", Undecodable::BadValue("b")),
+            (b"2:42:2:0:ungWv48Bz-o:buyer", Undecodable::BadValue("e")),
+            (b"2:42:2:9223372036854775808::buyer", Undecodable::BadValue("e")),
+            (b"2:42:2:5:short:buyer", Undecodable::BadValue("k")),
+            (b"2:42:2:5:ungWv48Bz-o:", Undecodable::BadValue("u")),
+            (b"2:42:2:5:ungWv48Bz-o:a\0b", Undecodable::BadValue("u")),
+        ];
+        for (order, expected) in cases {
+            assert_eq!(decode(partition(), &entry(&[("o", order)])), Err(expected));
+        }
+        let twice = entry(&[("o", PACKED), ("o", PACKED)]);
+        assert_eq!(decode(partition(), &twice), Err(Undecodable::Duplicate("o")));
     }
 
     #[test]
