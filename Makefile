@@ -54,6 +54,12 @@ bench: ## measure against limits and other designs, ten minutes: REQUESTS=n ROUN
 	@exec $(TARGET_DIR)/release/bench $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(ONLY),--only $(ONLY))
 
+.PHONY: bench-instructions
+bench-instructions: ## count the instructions of an order in each program, beside what is expected
+	@$(ENSURE_SERVICES) --valgrind
+	@$(CARGO) build --release --workspace --bins
+	@exec $(TARGET_DIR)/release/bench instructions
+
 .PHONY: bench-memory
 bench-memory: ## measure bytes of Redis for a buyer, and of a gateway for a connection
 	@$(ENSURE_SERVICES) --postgres

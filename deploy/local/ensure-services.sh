@@ -6,7 +6,8 @@
 #   ensure-services.sh --nginx       Redis and nginx
 #   ensure-services.sh --faketime    Redis and libfaketime, which sets the clocks of single programs
 #   ensure-services.sh --prometheus  Redis and Prometheus with promtool
-#                                    (these four options can be combined)
+#   ensure-services.sh --valgrind    Redis and valgrind, which counts instructions
+#                                    (these five options can be combined)
 #   ensure-services.sh --lint        only what `make lint` needs: shellcheck
 #   ensure-services.sh --deploy      only what `make check-deploy` needs: promtool, and Python with venv
 #
@@ -14,7 +15,7 @@
 # Exit status: 0 all is there, 2 wrong usage, 3 something is missing, else apt-get's own.
 set -euo pipefail
 
-want_redis=yes want_postgres=no want_nginx=no want_faketime=no want_shellcheck=no want_prometheus=no want_venv=no
+want_redis=yes want_postgres=no want_nginx=no want_faketime=no want_shellcheck=no want_prometheus=no want_venv=no want_valgrind=no
 for option in "$@"; do
     case $option in
         --postgres) want_postgres=yes ;;
@@ -22,9 +23,10 @@ for option in "$@"; do
         --faketime) want_faketime=yes ;;
         --lint) want_redis=no want_shellcheck=yes ;;
         --prometheus) want_prometheus=yes ;;
+        --valgrind) want_valgrind=yes ;;
         --deploy) want_redis=no want_prometheus=yes want_venv=yes ;;
         *)
-            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --prometheus --lint --deploy)" >&2
+            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --prometheus --valgrind --lint --deploy)" >&2
             exit 2
             ;;
     esac
@@ -74,6 +76,7 @@ find_missing() {
     if [[ $want_faketime == yes ]] && ! has_faketime; then missing+=(faketime); fi
     if [[ $want_shellcheck == yes ]] && ! has_command shellcheck; then missing+=(shellcheck); fi
     if [[ $want_prometheus == yes ]] && ! has_command promtool; then missing+=(prometheus); fi
+    if [[ $want_valgrind == yes ]] && ! has_command valgrind; then missing+=(valgrind); fi
     if [[ $want_venv == yes ]] && ! has_python_venv; then missing+=(python3-venv); fi
 }
 

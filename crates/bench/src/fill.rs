@@ -6,14 +6,14 @@ use flashsale_domain::{AdmissionRequest, IdempotencyKey, Partition, SaleId, User
 use flashsale_operations::connect;
 use flashsale_storage_redis::Redis;
 
-use crate::stack::Stack;
+use crate::programs::Settings as OfPrograms;
 
 /// As the gateway's batches under load.
 const BATCH: u32 = 128;
 
-/// Access to the stack's Redis, as the programs have it.
-pub(crate) fn redis(stack: &Stack) -> anyhow::Result<Redis> {
-    let env = stack.settings.iter().map(|(key, value)| ((*key).to_owned(), value.clone()));
+/// Access to Redis, as the programs with these settings have it.
+pub(crate) fn redis(settings: &OfPrograms) -> anyhow::Result<Redis> {
+    let env = settings.iter().map(|(key, value)| ((*key).to_owned(), value.clone()));
     connect::redis(&Settings::from_sources(None, env)?)
 }
 

@@ -9,6 +9,7 @@ mod designs;
 mod drills;
 mod figures;
 mod fill;
+mod instructions;
 mod kinds;
 mod limits;
 mod load;
@@ -97,6 +98,8 @@ struct What {
 enum Command {
     /// Bytes of Redis for a buyer, and of a gateway for a connection
     Memory(memory::What),
+    /// Instructions of each program for one order, beside what is expected; needs valgrind
+    Instructions(instructions::What),
     /// Other stream workers beside ours
     Peers(peers::What),
     /// One of the bench's own servers
@@ -121,6 +124,7 @@ fn main() -> ExitCode {
         }
         Some(Command::RowByRow) => block_on(designs::row_by_row::work()).map(|()| true),
         Some(Command::Memory(what)) => block_on(memory::measure(what)),
+        Some(Command::Instructions(what)) => block_on(instructions::measure(what)),
         Some(Command::Peers(what)) => block_on(peers::measure(what)),
         None => block_on(measure(&cli.what)),
     };

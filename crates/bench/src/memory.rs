@@ -102,7 +102,7 @@ pub(crate) async fn measure(what: &What) -> anyhow::Result<bool> {
 async fn measure_redis(stack: &Stack, orders: u32) -> anyhow::Result<InRedis> {
     let sale = stack.open(Sale::of(orders)).await?;
     let id: SaleId = sale.parse()?;
-    let redis = fill::redis(stack)?;
+    let redis = fill::redis(&stack.settings)?;
     let client = redis::Client::open(stack.redis.url())?;
     // Looking at every element of a million takes its time.
     let patient = AsyncConnectionConfig::new().set_response_timeout(None);

@@ -127,7 +127,7 @@ pub(crate) async fn measure(what: &What) -> anyhow::Result<bool> {
         eprintln!("round {round} of {}", what.rounds);
         let stack = start(&postgres).await?;
         let sale = stack.open(Sale::of(what.jobs * 5)).await?;
-        fill(&fill::redis(&stack)?, sale.parse()?, what.jobs * 5).await?;
+        fill(&fill::redis(&stack.settings)?, sale.parse()?, what.jobs * 5).await?;
         let ours = worker::drain(&stack, i64::from(what.jobs) * 5).await?;
         rates[0].push(Rate { per_s: ours.per_s, cpu: ours.cpu });
         findings.extend(stack.audit().await?);

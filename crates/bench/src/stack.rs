@@ -207,9 +207,18 @@ pub(crate) async fn wait_until<F: Future<Output = bool>>(
     what: &str,
     is_so: impl Fn() -> F,
 ) -> anyhow::Result<()> {
+    wait_until_within(READY_WITHIN, what, is_so).await
+}
+
+/// As [`wait_until`], for so long.
+pub(crate) async fn wait_until_within<F: Future<Output = bool>>(
+    limit: Duration,
+    what: &str,
+    is_so: impl Fn() -> F,
+) -> anyhow::Result<()> {
     let started = Instant::now();
     while !is_so().await {
-        ensure!(started.elapsed() < READY_WITHIN, "waited too long for {what}");
+        ensure!(started.elapsed() < limit, "waited too long for {what}");
         sleep(Duration::from_millis(10)).await;
     }
     Ok(())
