@@ -14,6 +14,7 @@ mod m20261130_000007_create_payments;
 mod m20261130_000008_create_adjustments;
 mod m20261130_000009_create_events;
 mod m20261130_000010_create_answers;
+mod m20261130_000011_add_request_key_to_adjustments;
 
 /// Every migration, oldest first.
 pub struct Migrator;
@@ -32,6 +33,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261130_000008_create_adjustments::Migration),
             Box::new(m20261130_000009_create_events::Migration),
             Box::new(m20261130_000010_create_answers::Migration),
+            Box::new(m20261130_000011_add_request_key_to_adjustments::Migration),
         ]
     }
 }

@@ -32,6 +32,11 @@ impl IdempotencyKey {
         }
     }
 
+    /// The key as it was sent.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// What is stored of the key.
     pub fn digest(&self) -> IdempotencyDigest {
         let hash = Sha256::digest(self.0.as_bytes());

@@ -66,7 +66,7 @@ impl<'de> Deserialize<'de> for SaleId {
 }
 
 /// Where a sale stands in its life: `draft` → `published` ⇄ `paused` → `closed`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SaleState {
     /// Being prepared; buyers do not see it.
@@ -124,7 +124,7 @@ impl FromStr for SaleState {
 }
 
 /// How orders of a sale are decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SaleMode {
     /// Admitted in Redis, written later by the order-worker.
@@ -167,7 +167,7 @@ impl FromStr for SaleMode {
 }
 
 /// What happens to money that arrives after its order has expired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LatePayment {
     /// The order takes a unit again, if there is one for it; else the money is due back.

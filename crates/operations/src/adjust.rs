@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use flashsale_domain::{STOCK_MAX, Sale, SaleId};
+use flashsale_domain::{IdempotencyKey, STOCK_MAX, Sale, SaleId};
 use flashsale_storage_redis::Adjusted;
-use flashsale_storage_sql::{Adjustment, AdjustmentAnswer};
+use flashsale_storage_sql::{Adjustment, AdjustmentAnswer, NewAdjustment};
 use tokio::time::{Instant, sleep};
 
 use crate::{OperationError, Operations, Refused};
@@ -29,6 +29,22 @@ impl Operations {
         delta: i64,
         reason: &str,
     ) -> Result<Sale, OperationError> {
+        self.adjust_stock_once(actor, id, delta, reason, None).await
+    }
+
+    /// The same under a key: asked for again with it, the stock is not changed again. A refusal does
+    /// not keep its key.
+    ///
+    /// # Errors
+    /// See [`Operations::adjust_stock`]; also when the key stands for another adjustment.
+    pub async fn adjust_stock_once(
+        &self,
+        actor: &str,
+        sale_id: SaleId,
+        delta: i64,
+        reason: &str,
+        key: Option<&IdempotencyKey>,
+    ) -> Result<Sale, OperationError> {
         let reason = reason.trim();
         let readable = !reason.is_empty()
             && reason.chars().count() <= REASON_CHARS_MAX
@@ -36,42 +52,43 @@ impl Operations {
         if delta == 0 || delta.abs() > STOCK_MAX || !readable {
             return Err(Refused::Adjustment.into());
         }
-        match self.begin_adjustment(actor, id, delta, reason).await? {
+        let key = key.map(IdempotencyKey::as_str);
+        let total_max = STOCK_MAX;
+        let new = NewAdjustment { sale_id, delta, total_max, reason, actor, key };
+        match self.begin_adjustment(&new).await? {
             AdjustmentAnswer::Done => {}
             AdjustmentAnswer::Pending(adjustment) => match self.carry_out(&adjustment).await {
                 Ok(CarriedOut::Done) => {}
                 Ok(CarriedOut::Refused) => {
                     let left = self.available(&adjustment).await?;
-                    return Err(Refused::TooFewLeft { sale: id, left }.into());
+                    return Err(Refused::TooFewLeft { sale: sale_id, left }.into());
                 }
                 // It is written down, so it will be carried out, whatever Redis or the database say now.
                 Ok(CarriedOut::Waits) | Err(OperationError::Fault(_)) => {
-                    return Err(Refused::AdjustmentWaits(id).into());
+                    return Err(Refused::AdjustmentWaits(sale_id).into());
                 }
                 Err(refused) => return Err(refused),
             },
-            AdjustmentAnswer::SaleNotFound => return Err(Refused::SaleNotFound(id).into()),
-            AdjustmentAnswer::Closed => return Err(Refused::Closed(id).into()),
+            AdjustmentAnswer::SaleNotFound => return Err(Refused::SaleNotFound(sale_id).into()),
+            AdjustmentAnswer::Closed => return Err(Refused::Closed(sale_id).into()),
             AdjustmentAnswer::TooFew { left } => {
-                return Err(Refused::TooFewLeft { sale: id, left }.into());
+                return Err(Refused::TooFewLeft { sale: sale_id, left }.into());
             }
             AdjustmentAnswer::TooMany => return Err(Refused::Adjustment.into()),
-            AdjustmentAnswer::Busy => return Err(Refused::AdjustmentBusy(id).into()),
+            AdjustmentAnswer::KeyReused => return Err(Refused::KeyReused(sale_id).into()),
+            AdjustmentAnswer::Busy => return Err(Refused::AdjustmentBusy(sale_id).into()),
         }
-        self.get_sale(id).await
+        self.get_sale(sale_id).await
     }
 
     /// Begins an adjustment. One that comes while another is being carried out waits its turn.
     async fn begin_adjustment(
         &self,
-        actor: &str,
-        id: SaleId,
-        delta: i64,
-        reason: &str,
+        new: &NewAdjustment<'_>,
     ) -> Result<AdjustmentAnswer, OperationError> {
         let busy_until = Instant::now() + BUSY_MAX;
         loop {
-            let begun = self.database.begin_adjustment(id, delta, STOCK_MAX, reason, actor).await?;
+            let begun = self.database.begin_adjustment_once(new).await?;
             if begun != AdjustmentAnswer::Busy || Instant::now() > busy_until {
                 return Ok(begun);
             }

@@ -3,7 +3,7 @@
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
 use flashsale_storage_redis::{DeadLetter, Undecodable};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{OperationError, Operations, Refused};
 
@@ -30,7 +30,7 @@ impl Default for DeadFilter {
 }
 
 /// A dead letter as an operator sees it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DeadOrder {
     /// Its partition's number.
     pub partition: u16,
@@ -61,7 +61,7 @@ pub struct DeadOrder {
 }
 
 /// What became of a dead letter.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DeadOutcome {
     /// Its entry's id.
     pub entry_id: String,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use flashsale_domain::{NewOrder, OrderId, OrderState, Partition, Sale, SaleId, SaleState};
 use flashsale_storage_redis::{RedisFault, SaleAccount, decode};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::time::sleep;
 
 use crate::{OperationError, Operations, Refused};
@@ -22,7 +22,7 @@ use crate::{OperationError, Operations, Refused};
 const REREAD_AFTER: Duration = Duration::from_secs(1);
 
 /// The account of every unit of a sale.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ledger {
     /// The sale.
     pub sale_id: SaleId,
@@ -84,8 +84,16 @@ impl Serialize for Problem {
     }
 }
 
+impl<'de> Deserialize<'de> for Problem {
+    /// As another program told it: the words are left, and stand for the account.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let what = String::deserialize(deserializer)?;
+        Ok(Self { account: "told", units: 0, what })
+    }
+}
+
 /// What Redis says of a sale.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RedisAccount {
     /// Whether buyers are admitted as far as the gate goes.
     pub gate_open: bool,

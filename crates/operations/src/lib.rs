@@ -11,13 +11,18 @@ pub mod connect;
 mod dead;
 pub mod doctor;
 mod ledger;
+mod letter_id;
+mod listing;
+mod operator;
 mod payments;
 pub mod pools;
 mod rebuild;
 mod report;
+mod sale_view;
 mod sales;
 mod settle;
 pub mod start;
+mod workers;
 
 use std::sync::Arc;
 
@@ -28,10 +33,15 @@ use flashsale_storage_sql::{Database, SqlFault};
 pub use audit::{AllAudits, Audit, Finding, Receipt, Unread};
 pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
 pub use ledger::{Ledger, RedisAccount};
+pub use letter_id::LetterId;
+pub use listing::{AuditLine, OrderLine, OrderQuery};
+pub use operator::Operator;
 pub use payments::PaymentVerdict;
 pub use rebuild::{RebuildStep, RebuildWatch, Rebuilt, RebuiltSale};
 pub use report::{CommitLag, NotSold, Proof, Report, Sold};
+pub use sale_view::SaleView;
 pub use settle::{SettleAs, SettledOrder, Settling};
+pub use workers::{ConsumerView, PartitionBacklog, PartitionWorkers, Workers};
 
 /// The two stores, and what an operator may do with them.
 #[derive(Clone)]
@@ -52,7 +62,7 @@ pub enum Refused {
     #[error(transparent)]
     NewSale(#[from] NewSaleError),
     /// The sale's state does not allow it.
-    #[error("sale {sale} is {state} and cannot become {wanted}")]
+    #[error("{}", why_not(*sale, *state, *wanted))]
     State {
         /// The sale.
         sale: SaleId,
@@ -61,6 +71,17 @@ pub enum Refused {
         /// What was asked for.
         wanted: SaleState,
     },
+    /// Gateways remember a window, a limit and a price of a sale that is on.
+    #[error("sale {sale} is {state}: of a published or paused sale only the title can be changed")]
+    OnlyTitle {
+        /// The sale.
+        sale: SaleId,
+        /// Its state.
+        state: SaleState,
+    },
+    /// Nothing was to be changed.
+    #[error("nothing is to be changed: name at least one field")]
+    NoChange,
     /// Its window is over already.
     #[error("the window of sale {0} has ended already: create a new sale")]
     WindowOver(SaleId),
@@ -128,6 +149,12 @@ pub enum Refused {
          is changed: ask for it again later"
     )]
     AdjustmentBusy(SaleId),
+    /// A key stands for one adjustment.
+    #[error(
+        "this key stands for another adjustment of sale {0}, and nothing is changed: take a new key \
+         for each adjustment, and the same one only to ask again"
+    )]
+    KeyReused(SaleId),
     /// No such payment, or its money is not due back.
     #[error("there is no payment {0} whose money is due back")]
     NoRefundDue(i64),
@@ -136,6 +163,26 @@ pub enum Refused {
         "partition {0} was fenced by somebody else, or Redis restarted, meanwhile: rebuild again"
     )]
     FenceLost(Partition),
+}
+
+/// Why a sale in `state` cannot be moved so, and what can be done.
+fn why_not(sale: SaleId, state: SaleState, wanted: SaleState) -> String {
+    match (wanted, state) {
+        (_, SaleState::Closed) => format!("sale {sale} is closed, and stays so"),
+        (SaleState::Published, SaleState::Paused) => {
+            format!("sale {sale} is paused: `salectl sale resume {sale}` puts it on sale again")
+        }
+        (SaleState::Published, _) => {
+            format!("sale {sale} is {state}: only a paused sale can be resumed")
+        }
+        (SaleState::Paused, _) => {
+            format!("sale {sale} is {state}: only a published sale can be paused")
+        }
+        (SaleState::Closed, _) => {
+            format!("sale {sale} is {state}: only a published or paused sale can be closed")
+        }
+        (SaleState::Draft, _) => format!("sale {sale} is {state}, and no draft again"),
+    }
 }
 
 /// A store failed.

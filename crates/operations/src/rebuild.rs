@@ -13,7 +13,7 @@ use flashsale_storage_redis::{
     DeadLetter, Fence, GateStatus, Lock, Record, RecordItem, SOLD_OUT_LEASE,
 };
 use flashsale_storage_sql::HeldOrder;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use crate::{OperationError, Operations, Refused};
@@ -65,7 +65,7 @@ pub(crate) enum PartitionUse {
 }
 
 /// What a rebuild did.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Rebuilt {
     /// The partition's number.
     pub partition: u16,
@@ -74,7 +74,7 @@ pub struct Rebuilt {
 }
 
 /// A sale as a rebuild loaded it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct RebuiltSale {
     /// The sale.
     pub sale_id: SaleId,

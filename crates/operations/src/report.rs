@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 
 use flashsale_domain::{RejectReason, SaleId, SaleMode, SaleState};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Ledger, OperationError, Operations};
 
 /// The report of a sale.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
     /// The sale.
     pub sale_id: SaleId,
@@ -36,7 +36,7 @@ pub struct Report {
 }
 
 /// What was sold.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sold {
     /// Units in all.
     pub stock: i64,
@@ -55,7 +55,7 @@ pub struct Sold {
 }
 
 /// How long orders took from admission (by Redis's clock) to COMMIT (by the database's): milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitLag {
     /// Half of them took at most so long.
     pub p50_ms: i64,
@@ -66,7 +66,7 @@ pub struct CommitLag {
 }
 
 /// Orders that came to nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotSold {
     /// Given up by their buyers.
     pub cancelled: i64,
@@ -84,7 +84,7 @@ pub struct NotSold {
 
 /// Every order that was admitted is accounted for:
 /// `admitted = rows + queued + dead`, and `missing` is what is left over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
     /// Entries that admission has written; after a rebuild, the orders that were loaded and the entries
     /// written since.

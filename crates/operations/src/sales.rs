@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use flashsale_bootstrap::clock;
 use flashsale_domain::{NewSale, Partition, Sale, SaleId, SaleMode, SaleState};
-use flashsale_storage_sql::SaleChange;
+use flashsale_storage_sql::{SaleChange, SaleEdit};
 use tokio::time::sleep;
 
 use crate::rebuild::PartitionUse;
@@ -38,6 +38,37 @@ impl Operations {
     /// When there is none, or the database fails.
     pub async fn get_sale(&self, id: SaleId) -> Result<Sale, OperationError> {
         Ok(self.database.find_sale(id).await?.ok_or(Refused::SaleNotFound(id))?)
+    }
+
+    /// Changes a sale's description: all of it while it is a draft, its title until it is closed.
+    ///
+    /// The rest is fixed once the sale is published: gateways remember that a window is over, and
+    /// orders were taken under the limit and at the price.
+    ///
+    /// # Errors
+    /// When a value is out of range, the sale's state does not allow it, or the database fails.
+    pub async fn edit_sale(&self, id: SaleId, edit: &SaleEdit) -> Result<Sale, OperationError> {
+        if *edit == SaleEdit::default() {
+            return Err(Refused::NoChange.into());
+        }
+        let sale = self.get_sale(id).await?;
+        let edited = NewSale {
+            title: edit.title.clone().unwrap_or(sale.title),
+            mode: sale.mode,
+            stock: sale.stock_total.max(1),
+            window: edit.window.unwrap_or(sale.window),
+            per_buyer: edit.per_buyer.unwrap_or(sale.per_buyer),
+            price: edit.price.unwrap_or(sale.price),
+            payment_window_s: edit.payment_window_s.unwrap_or(sale.payment_window_s),
+            late_payment: edit.late_payment.unwrap_or(sale.late_payment),
+        };
+        edited.validate().map_err(Refused::from)?;
+        match self.database.edit_sale(id, edit).await? {
+            SaleChange::Done(sale) => Ok(*sale),
+            SaleChange::NotFound => Err(Refused::SaleNotFound(id).into()),
+            SaleChange::Refused(SaleState::Closed) => Err(Refused::Closed(id).into()),
+            SaleChange::Refused(state) => Err(Refused::OnlyTitle { sale: id, state }.into()),
+        }
     }
 
     /// Publishes a draft: chooses its home, and loads it there. Publishing again what is published

@@ -1,14 +1,12 @@
 //! The command line: every command with its arguments. Whatever clap can check is checked here.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use flashsale_domain::{
-    Currency, EntryId, LatePayment, OrderId, PER_BUYER_MAX, Partition, SaleId, SaleMode, UserId,
-};
+use flashsale_domain::{Currency, LatePayment, OrderId, PER_BUYER_MAX, SaleId, SaleMode, UserId};
+use flashsale_operations::LetterId;
 
 use crate::when::When;
 
@@ -276,29 +274,6 @@ pub(crate) struct DeadActionArgs {
 
     #[command(flatten)]
     pub(crate) filter: DeadFilterArgs,
-}
-
-/// A dead letter's name: its entry's id; or its order's, which says the partition as well.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LetterId {
-    pub(crate) partition: Option<Partition>,
-    pub(crate) entry: EntryId,
-}
-
-impl FromStr for LetterId {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(entry) = text.parse::<EntryId>() {
-            return Ok(Self { partition: None, entry });
-        }
-        let order = text.parse::<OrderId>();
-        let named =
-            |order: OrderId| Self { partition: Some(order.partition()), entry: order.entry() };
-        order.map(named).map_err(|_| {
-            "an order's id (385644540322643969) or an entry's (1764470400000-0)".to_owned()
-        })
-    }
 }
 
 #[derive(Debug, Args)]

@@ -3,7 +3,8 @@
 
 use std::str::FromStr;
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Utc};
+pub(crate) use flashsale_bootstrap::clock::rfc3339;
 
 /// A time as it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,15 +52,6 @@ impl When {
 /// This machine's clock: milliseconds since the Unix epoch.
 pub(crate) fn now_ms() -> i64 {
     Utc::now().timestamp_millis()
-}
-
-/// RFC 3339 in UTC with milliseconds, as everywhere in Flashsale.
-pub(crate) fn rfc3339(ms: i64) -> String {
-    DateTime::<Utc>::from_timestamp_millis(ms).map_or_else(
-        // Windows lie between 2024 and 2093; a time outside the calendar is shown as it is.
-        || format!("{ms} ms"),
-        |time| time.to_rfc3339_opts(SecondsFormat::Millis, true),
-    )
 }
 
 #[cfg(test)]

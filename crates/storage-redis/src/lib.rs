@@ -38,7 +38,7 @@ pub use error::RedisFault;
 pub use gate::{GateStatus, Lock};
 pub use keys::Keys;
 pub use order_stream::{
-    Backlog, ClaimedPage, GROUP, OrderReader, RawEntry, ReadError, Undecodable, decode,
+    Backlog, ClaimedPage, Consumer, GROUP, OrderReader, RawEntry, ReadError, Undecodable, decode,
 };
 pub use reacquire::{ReacquireRequest, Reacquired};
 pub use record::{Record, RecordError, RecordItem};

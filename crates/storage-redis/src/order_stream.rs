@@ -11,6 +11,7 @@ mod reclaiming;
 
 pub use backlog::Backlog;
 pub use entry::{RawEntry, Undecodable, decode};
+pub use group::Consumer;
 pub use reading::{OrderReader, ReadError};
 pub use reclaiming::ClaimedPage;
 

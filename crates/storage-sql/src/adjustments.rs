@@ -14,7 +14,7 @@ use sea_orm::{
 };
 
 use crate::clock::now_ms;
-use crate::entities::adjustment::{Column, Entity};
+use crate::entities::adjustment::{Column, Entity, Model};
 use crate::entities::sale;
 use crate::{Database, SqlFault};
 
@@ -22,6 +22,23 @@ use crate::{Database, SqlFault};
 const PENDING: &str = "pending";
 const DONE: &str = "done";
 const REFUSED: &str = "refused";
+
+/// An adjustment as it is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct NewAdjustment<'a> {
+    /// The sale.
+    pub sale_id: SaleId,
+    /// Units more, or less.
+    pub delta: i64,
+    /// The most units that a sale can have.
+    pub total_max: i64,
+    /// Why.
+    pub reason: &'a str,
+    /// Who asks.
+    pub actor: &'a str,
+    /// What makes it safe to ask again: the same key of the same sale is the same adjustment.
+    pub key: Option<&'a str>,
+}
 
 /// An adjustment that Redis has yet to carry out, or has carried out and the database not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,23 +75,38 @@ pub enum AdjustmentAnswer {
     TooMany,
     /// An earlier adjustment is not finished.
     Busy,
+    /// Another adjustment of the sale was asked for under the same key.
+    KeyReused,
 }
 
 impl Database {
-    /// Begins an adjustment of a sale's stock. `total_max` is the most units that a sale can have.
+    /// Begins an adjustment of a sale's stock that has no key. `total_max` is the most units that a
+    /// sale can have.
     ///
     /// # Errors
     /// When the database cannot be asked.
     pub async fn begin_adjustment(
         &self,
-        id: SaleId,
+        sale_id: SaleId,
         delta: i64,
         total_max: i64,
         reason: &str,
         actor: &str,
     ) -> Result<AdjustmentAnswer, SqlFault> {
+        let new = NewAdjustment { sale_id, delta, total_max, reason, actor, key: None };
+        self.begin_adjustment_once(&new).await
+    }
+
+    /// Begins an adjustment of a sale's stock, or finds the one that was begun under its key.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn begin_adjustment_once(
+        &self,
+        new: &NewAdjustment<'_>,
+    ) -> Result<AdjustmentAnswer, SqlFault> {
         let transaction = self.begin_write().await?;
-        match self.begin(&transaction, id, delta, total_max, reason, actor).await {
+        match self.begin(&transaction, new).await {
             Ok(answer @ (AdjustmentAnswer::Pending(_) | AdjustmentAnswer::Done)) => {
                 transaction.commit().await?;
                 Ok(answer)
@@ -93,15 +125,25 @@ impl Database {
     async fn begin(
         &self,
         transaction: &DatabaseTransaction,
-        id: SaleId,
-        delta: i64,
-        total_max: i64,
-        reason: &str,
-        actor: &str,
+        new: &NewAdjustment<'_>,
     ) -> Result<AdjustmentAnswer, SqlFault> {
+        let NewAdjustment { sale_id: id, delta, total_max, reason, actor, key } = *new;
         let row = sale::Entity::find_by_id(id.as_i64()).lock_exclusive().one(transaction).await?;
         let Some(row) = row else { return Ok(AdjustmentAnswer::SaleNotFound) };
         let sale = Sale::try_from(row)?;
+        // Behind the sale's lock: two with one key come one after the other.
+        if let Some(key) = key
+            && let Some(before) = find_by_key(transaction, id, key).await?
+        {
+            return Ok(if (before.delta, before.reason.as_str()) != (delta, reason) {
+                AdjustmentAnswer::KeyReused
+            } else if let (PENDING, Some(partition)) = (before.state.as_str(), sale.partition) {
+                let (id, sale_id, epoch) = (before.id, id, sale.epoch);
+                AdjustmentAnswer::Pending(Adjustment { id, sale_id, partition, epoch, delta })
+            } else {
+                AdjustmentAnswer::Done
+            });
+        }
         if sale.state == SaleState::Closed {
             return Ok(AdjustmentAnswer::Closed);
         }
@@ -122,6 +164,7 @@ impl Database {
                 Column::Actor,
                 Column::State,
                 Column::CreatedMs,
+                Column::RequestKey,
             ])
             .values_panic([
                 id.as_i64().into(),
@@ -130,6 +173,7 @@ impl Database {
                 actor.into(),
                 if partition.is_some() { PENDING } else { DONE }.into(),
                 now_ms(self.backend()),
+                key.map(str::to_owned).into(),
             ])
             .on_conflict(OnConflict::new().do_nothing().to_owned())
             .returning_col(Column::Id)
@@ -240,6 +284,20 @@ impl Database {
         }
         Ok(pending)
     }
+}
+
+/// The adjustment of this key that was not refused.
+async fn find_by_key(
+    connection: &impl ConnectionTrait,
+    sale: SaleId,
+    key: &str,
+) -> Result<Option<Model>, SqlFault> {
+    Ok(Entity::find()
+        .filter(Column::SaleId.eq(sale.as_i64()))
+        .filter(Column::RequestKey.eq(key))
+        .filter(Column::State.ne(REFUSED))
+        .one(connection)
+        .await?)
 }
 
 /// A sale's pending adjustment, and the sum of those that are done.

@@ -2,8 +2,8 @@
 
 use sea_orm::sea_query::{Expr, InsertStatement, Query, SelectStatement};
 use sea_orm::{
-    ColumnTrait as _, ConnectionTrait, DbBackend, EntityTrait as _, QueryOrder as _,
-    QuerySelect as _,
+    ColumnTrait as _, ConnectionTrait, DbBackend, EntityTrait as _, QueryFilter as _,
+    QueryOrder as _, QuerySelect as _,
 };
 
 use crate::clock::now_ms;
@@ -13,6 +13,8 @@ use crate::{Database, SqlFault};
 /// One line of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {
+    /// Its number; a later line has a higher one.
+    pub id: i64,
     /// When, by the database's clock: milliseconds since the Unix epoch.
     pub at_ms: i64,
     /// Who: an operator, or a program's consumer name.
@@ -23,6 +25,21 @@ pub struct AuditEntry {
     pub subject: String,
     /// With what result.
     pub detail: String,
+}
+
+/// Which lines of the audit log.
+#[derive(Debug, Clone, Default)]
+pub struct AuditFilter {
+    /// Only by this actor.
+    pub actor: Option<String>,
+    /// Only of this action.
+    pub action: Option<String>,
+    /// Only of this subject.
+    pub subject: Option<String>,
+    /// Only older than the line of this number.
+    pub before: Option<i64>,
+    /// At most so many, newest first.
+    pub limit: u64,
 }
 
 fn insert(line: SelectStatement) -> InsertStatement {
@@ -104,9 +121,31 @@ impl Database {
     /// # Errors
     /// When the database cannot be asked.
     pub async fn list_audit(&self, limit: u64) -> Result<Vec<AuditEntry>, SqlFault> {
-        let rows =
-            Entity::find().order_by_desc(Column::Id).limit(limit).all(&self.connection).await?;
+        self.find_audit(&AuditFilter { limit, ..AuditFilter::default() }).await
+    }
+
+    /// Lines of the audit log, newest first.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn find_audit(&self, filter: &AuditFilter) -> Result<Vec<AuditEntry>, SqlFault> {
+        let mut query = Entity::find().order_by_desc(Column::Id).limit(filter.limit);
+        let wanted = [
+            (Column::Actor, &filter.actor),
+            (Column::Action, &filter.action),
+            (Column::Subject, &filter.subject),
+        ];
+        for (column, text) in wanted {
+            if let Some(text) = text {
+                query = query.filter(column.eq(text.as_str()));
+            }
+        }
+        if let Some(before) = filter.before {
+            query = query.filter(Column::Id.lt(before));
+        }
+        let rows = query.all(&self.connection).await?;
         let entry = |row: crate::entities::audit_log::Model| AuditEntry {
+            id: row.id,
             at_ms: row.at_ms,
             actor: row.actor,
             action: row.action,

@@ -26,8 +26,8 @@ mod server;
 mod settle;
 
 pub use account::{DatabaseAccount, SaleTotals, SlotViolation};
-pub use adjustments::{Adjustment, AdjustmentAnswer};
-pub use audit_log::AuditEntry;
+pub use adjustments::{Adjustment, AdjustmentAnswer, NewAdjustment};
+pub use audit_log::{AuditEntry, AuditFilter};
 pub use closing::{Cancellation, NextDue};
 pub use commit::{BatchFailure, Commit, CommitRefusal, CommittedBatch};
 pub use connect::{Database, DatabaseConfig};
@@ -39,5 +39,5 @@ pub use outbox::{InTransit, Release};
 pub use payments::{PaymentAnswer, Reacquiring, StoredPayment, TakenUnit};
 pub use rebuild::{HeldOrder, NewEpoch};
 pub use report::{AnswerCount, LagFigures, RowFigures};
-pub use sales::{ChangedSale, SaleChange};
+pub use sales::{ChangedSale, SaleChange, SaleEdit};
 pub use server::DatabaseFacts;

@@ -21,7 +21,7 @@ pub struct StoredOrder {
     pub digest: Option<IdempotencyDigest>,
 }
 
-/// Which of a buyer's orders to list.
+/// Which orders to list.
 #[derive(Debug, Clone, Default)]
 pub struct OrderFilter {
     /// Only of this sale.
@@ -72,10 +72,22 @@ impl Database {
         user: &UserId,
         filter: &OrderFilter,
     ) -> Result<Vec<StoredOrder>, SqlFault> {
-        let mut query = Entity::find()
-            .filter(Column::UserId.eq(user.as_str()))
-            .order_by_desc(Column::Id)
-            .limit(filter.limit);
+        self.list_orders_of(Some(user), filter).await
+    }
+
+    /// The orders of one buyer or of all, newest first.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn list_orders_of(
+        &self,
+        user: Option<&UserId>,
+        filter: &OrderFilter,
+    ) -> Result<Vec<StoredOrder>, SqlFault> {
+        let mut query = Entity::find().order_by_desc(Column::Id).limit(filter.limit);
+        if let Some(user) = user {
+            query = query.filter(Column::UserId.eq(user.as_str()));
+        }
         if let Some(sale) = filter.sale_id {
             query = query.filter(Column::SaleId.eq(sale.as_i64()));
         }

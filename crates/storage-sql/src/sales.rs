@@ -1,6 +1,6 @@
 //! Sales: creating, finding, listing, and moving from state to state.
 
-use flashsale_domain::{NewSale, Partition, Sale, SaleId, SaleState};
+use flashsale_domain::{LatePayment, NewSale, Partition, Price, Sale, SaleId, SaleState, Window};
 use sea_orm::sea_query::{Expr, ExprTrait as _, Query};
 use sea_orm::{
     ColumnTrait as _, ConnectionTrait as _, EntityTrait as _, QueryFilter as _, QueryOrder as _,
@@ -19,7 +19,31 @@ pub struct ChangedSale {
     pub changed_ms: i64,
 }
 
-/// What became of a change of state.
+/// What of a sale's description is to be another. Units and state have calls of their own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SaleEdit {
+    /// What buyers read; the one thing that changes while the sale is on.
+    pub title: Option<String>,
+    /// When. Of a draft only, like all that follows.
+    pub window: Option<Window>,
+    /// How many open orders of one unit a buyer may hold.
+    pub per_buyer: Option<u16>,
+    /// What a unit costs.
+    pub price: Option<Price>,
+    /// How long a buyer has to pay, in seconds.
+    pub payment_window_s: Option<i64>,
+    /// What happens to money that comes later.
+    pub late_payment: Option<LatePayment>,
+}
+
+impl SaleEdit {
+    /// Whether it needs a sale that no gateway knows yet.
+    pub fn is_for_drafts(&self) -> bool {
+        *self != Self { title: self.title.clone(), ..Self::default() }
+    }
+}
+
+/// What became of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SaleChange {
     /// The sale as it is now.
@@ -146,6 +170,50 @@ impl Database {
             .to_owned();
         self.connection.execute(&statement).await?;
         Ok(())
+    }
+
+    /// Changes a sale's description, if its state allows it.
+    ///
+    /// # Errors
+    /// When the database refuses or cannot be asked.
+    pub async fn edit_sale(&self, id: SaleId, edit: &SaleEdit) -> Result<SaleChange, SqlFault> {
+        let allowed = if edit.is_for_drafts() {
+            &[SaleState::Draft][..]
+        } else {
+            &[SaleState::Draft, SaleState::Published, SaleState::Paused]
+        };
+        let mut update = Query::update();
+        update
+            .table(Entity)
+            .value(Column::ChangedMs, now_ms(self.backend()))
+            .and_where(Expr::col(Column::Id).eq(id.as_i64()))
+            .and_where(Expr::col(Column::State).is_in(allowed.iter().map(|state| state.as_str())));
+        if let Some(title) = &edit.title {
+            update.value(Column::Title, title.trim());
+        }
+        if let Some(window) = edit.window {
+            update.value(Column::OpensMs, window.opens_ms());
+            update.value(Column::ClosesMs, window.closes_ms());
+        }
+        if let Some(per_buyer) = edit.per_buyer {
+            update.value(Column::PerBuyer, i32::from(per_buyer));
+        }
+        if let Some(price) = edit.price {
+            update.value(Column::PriceAmount, price.amount);
+            update.value(Column::PriceCurrency, price.currency.to_string());
+        }
+        if let Some(payment_window_s) = edit.payment_window_s {
+            update.value(Column::PaymentWindowS, payment_window_s);
+        }
+        if let Some(late_payment) = edit.late_payment {
+            update.value(Column::LatePayment, late_payment.as_str());
+        }
+        let changed = self.connection.execute(&update).await?.rows_affected() == 1;
+        Ok(match self.find_sale(id).await? {
+            None => SaleChange::NotFound,
+            Some(sale) if changed => SaleChange::Done(Box::new(sale)),
+            Some(sale) => SaleChange::Refused(sale.state),
+        })
     }
 
     /// Moves a sale to another state; a sale that is in it already is left as it is.

@@ -9,6 +9,7 @@ mod doctor;
 mod ledger;
 mod life;
 mod moving_units;
+mod operator;
 mod payments;
 mod rebuild;
 mod rebuild_under_fire;

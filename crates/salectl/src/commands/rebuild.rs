@@ -7,6 +7,7 @@ use flashsale_bootstrap::Settings;
 use flashsale_domain::SaleId;
 use flashsale_operations::RebuildStep;
 
+use super::ACTOR;
 use crate::Verdict;
 use crate::failure::Failure;
 use crate::output::{Output, columns};
@@ -23,7 +24,7 @@ pub(crate) async fn run(
 ) -> Result<Verdict, Failure> {
     let operations = super::operations(settings).await?;
     let operations = operations.watched_by(Arc::new(|step| Box::pin(say(step))));
-    let rebuilt = operations.rebuild_sale(sale).await?;
+    let rebuilt = operations.by(ACTOR).rebuild_sale(sale).await?;
     output.print(&rebuilt, || {
         let mut rows = vec![["sale", "epoch", "for sale", "held"].map(str::to_owned).to_vec()];
         rows.extend(rebuilt.sales.iter().map(|sale| {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use flashsale_domain::Partition;
-use redis::{RedisError, Value};
+use redis::{FromRedisValue as _, RedisError, Value};
 
 use super::GROUP;
 use crate::connect::millis;
@@ -19,7 +19,46 @@ pub(super) enum FoundGroup {
     Group(HashMap<String, Value>),
 }
 
+/// A consumer of the group, as Redis knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Consumer {
+    /// Its name.
+    pub name: String,
+    /// Entries that it holds and has not acknowledged.
+    pub pending: u64,
+    /// Milliseconds since it was last heard of.
+    pub idle_ms: u64,
+}
+
 impl Redis {
+    /// The consumers of a partition's group; none where there is no stream or no group.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn list_consumers(&self, partition: Partition) -> Result<Vec<Consumer>, RedisFault> {
+        let found: Result<Vec<HashMap<String, Value>>, RedisError> = redis::cmd("XINFO")
+            .arg("CONSUMERS")
+            .arg(self.keys.orders(partition))
+            .arg(GROUP)
+            .query_async(&mut self.connection().await?)
+            .await;
+        let found = match found {
+            Ok(found) => found,
+            Err(error) if error.code() == Some("NOGROUP") => return Ok(Vec::new()),
+            Err(error) if error.detail().is_some_and(|text| text.contains("no such key")) => {
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let consumer = |mut fields: HashMap<String, Value>| {
+            let mut take = |field| fields.remove(field).unwrap_or(Value::Nil);
+            let name = String::from_redis_value(take("name")).map_err(RedisError::from)?;
+            let mut number = |field| u64::from_redis_value(take(field)).map_err(RedisError::from);
+            Ok(Consumer { name, pending: number("pending")?, idle_ms: number("idle")? })
+        };
+        found.into_iter().map(consumer).collect()
+    }
+
     /// Whether the stream and its group are there.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ pub struct Model {
     pub actor: String,
     pub state: String,
     pub created_ms: i64,
+    pub request_key: Option<String>,
 }
 
 #[derive(Copy, Clone, Debug, EnumIter, DeriveRelation)]

@@ -74,6 +74,7 @@ on_both!(a_migration_that_fails_half_way_can_be_run_again, async |database: Test
         "payments_open",
         "adjustments_one_pending",
         "events_due",
+        "adjustments_by_request_key",
     ] {
         database.execute(&format!("CREATE TABLE {obstacle} (id BIGINT)")).await;
         database.migrate().await.unwrap_err();
