@@ -31,6 +31,7 @@ use crate::leases::Leases;
 use crate::newest_sales::NewestSales;
 use crate::operators::{self, OperatorsState};
 use crate::receipts::Receipts;
+use crate::request_body::BodyLimits;
 use crate::routes;
 
 /// How long closing the connections may take; nothing is in flight on them by then.
@@ -55,10 +56,7 @@ pub(crate) struct State {
     pub(crate) operations: Operations,
     /// What the payment provider signs with.
     pub(crate) payment_secrets: Option<Secrets>,
-    /// The largest request body, in bytes.
-    pub(crate) body_limit_bytes: usize,
-    /// How long a request body may take to come.
-    pub(crate) body_timeout: Duration,
+    pub(crate) body: BodyLimits,
     /// The largest request line and headers together, in bytes.
     pub(crate) head_limit_bytes: usize,
     /// Requested when the gateway is to leave: who waits for something is answered now.
@@ -99,6 +97,7 @@ impl Gateway {
         let operators = web::Data::new(OperatorsState {
             verifier: Arc::clone(&verifier),
             operations: Operations::new(redis.clone(), database.clone()),
+            body: body_limits(settings),
         });
         let routes = move |config: &mut ServiceConfig| operators::configure(config, &operators);
         let admin = AdminServer::bind(settings.admin.listen, readiness.clone(), metrics, routes)?;
@@ -179,8 +178,7 @@ impl Gateway {
             followers,
             operations: Operations::new(self.redis.clone(), self.database.clone()),
             payment_secrets: self.settings.payment.webhook_secret.clone(),
-            body_limit_bytes: http.body_limit_bytes,
-            body_timeout: http.body_timeout,
+            body: body_limits(&self.settings),
             head_limit_bytes: http.head_limit_bytes,
             draining: shutdown.clone(),
         });
@@ -236,6 +234,10 @@ impl Gateway {
         info!("stopped");
         Ok(())
     }
+}
+
+fn body_limits(settings: &Settings) -> BodyLimits {
+    BodyLimits { bytes: settings.http.body_limit_bytes, time: settings.http.body_timeout }
 }
 
 fn cores() -> usize {

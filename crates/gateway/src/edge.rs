@@ -35,6 +35,20 @@ pub(crate) async fn pass(
     })
 }
 
+/// The same for the operators' port, which has no crowd to mind: no limit of the head beyond the
+/// server's own, and no draining.
+pub(crate) async fn pass_operators(
+    mut request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    let body = unread_body::share(&mut request);
+    let response = problem::localize(next.call(request).await?.map_into_boxed_body());
+    Ok(match body {
+        Some(body) => unread_body::keep_until_answered(response, body),
+        None => response,
+    })
+}
+
 fn state_of(request: &HttpRequest) -> &State {
     request.app_data::<web::Data<State>>().expect("every app is built with state")
 }

@@ -4,6 +4,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
 use crate::operators;
+use crate::problem::ProblemBody;
 use crate::routes::{events, orders, payments, placing, sales};
 
 #[derive(OpenApi)]
@@ -44,12 +45,41 @@ struct Api;
     info(
         title = "Flashsale: operators' API",
         description = "On the admin port, for a token with the role `admin`; by the same operations as \
-                       `salectl`, whose `--json` says the same.",
+                       `salectl`, whose `--json` says the same. Fields and parameters that are not \
+                       known are refused, with those that there are. Each change is a line of the \
+                       audit log with the token's `sub`. Besides the problems listed with each call: \
+                       `not-found` (404) for a path that is none, and `method-not-allowed` (405).",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
-    paths(operators::ledger, operators::report),
+    paths(
+        operators::sales::list,
+        operators::sales::create,
+        operators::sales::show,
+        operators::sales::edit,
+        operators::states::publish,
+        operators::states::pause,
+        operators::states::resume,
+        operators::states::close,
+        operators::states::rebuild,
+        operators::sales::stock,
+        operators::reports::ledger,
+        operators::reports::report,
+        operators::orders::list,
+        operators::dead_letters::list,
+        operators::dead_letters::requeue,
+        operators::dead_letters::reject,
+        operators::workers::list,
+        operators::audit_log::list,
+    ),
+    components(schemas(ProblemBody)),
     modifiers(&Bearer),
-    tags((name = "sales", description = "What is sold, and where every unit is")),
+    tags(
+        (name = "sales", description = "What is sold, and where every unit is"),
+        (name = "orders", description = "Orders of all buyers"),
+        (name = "dead-letters", description = "Entries that are set aside until an operator decides"),
+        (name = "workers", description = "Who makes rows of orders, and what waits for them"),
+        (name = "audit-log", description = "Who did what"),
+    ),
 )]
 struct OperatorsApi;
 

@@ -13,7 +13,7 @@ use actix_web::http::header::{
 };
 use actix_web::{HttpRequest, HttpResponse, ResponseError};
 use chrono::{DateTime, Utc};
-use flashsale_domain::{OrderId, OrderState};
+use flashsale_domain::{OrderId, OrderState, SaleId};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -55,6 +55,14 @@ pub(crate) enum Problem {
     WebhookIdReused,
     /// A webhook is not signed as it should be; why.
     BadSignature(String),
+    /// No such sale, for an operator, who is told which.
+    NoSaleOf(SaleId),
+    /// An operator asked for what cannot be; why.
+    Refused(String),
+    /// An operator's key stands for something else; what to do.
+    KeyReused(String),
+    /// No such dead letter.
+    DeadLetterNotFound(String),
     /// No such path.
     NotFound,
     /// The path exists, with other methods.
@@ -132,7 +140,7 @@ impl Problem {
             Self::Unauthorized(_) => {
                 (StatusCode::UNAUTHORIZED, "unauthorized", "Please sign in", "请先登录")
             }
-            Self::SaleNotFound => {
+            Self::SaleNotFound | Self::NoSaleOf(_) => {
                 (StatusCode::NOT_FOUND, "sale-not-found", "There is no such sale", "活动不存在")
             }
             Self::OrderNotFound => {
@@ -155,6 +163,21 @@ impl Problem {
                 "webhook-id-reused",
                 "This webhook-id belongs to another payment",
                 "该 webhook-id 已用于另一笔支付",
+            ),
+            Self::Refused(_) => {
+                (StatusCode::CONFLICT, "refused", "This cannot be done now", "当前无法执行此操作")
+            }
+            Self::KeyReused(_) => (
+                StatusCode::CONFLICT,
+                "idempotency-key-reused",
+                "This Idempotency-Key belongs to another request",
+                "该 Idempotency-Key 已用于另一请求",
+            ),
+            Self::DeadLetterNotFound(_) => (
+                StatusCode::NOT_FOUND,
+                "dead-letter-not-found",
+                "There is no such dead letter",
+                "死信不存在",
             ),
             Self::BadSignature(_) => {
                 (StatusCode::UNAUTHORIZED, "unauthorized", "The signature is not good", "签名无效")
@@ -220,7 +243,10 @@ impl Problem {
 
     fn detail(&self) -> Option<String> {
         match self {
-            Self::InvalidRequest(detail) => Some(detail.clone()),
+            Self::InvalidRequest(detail)
+            | Self::Refused(detail)
+            | Self::KeyReused(detail)
+            | Self::DeadLetterNotFound(detail) => Some(detail.clone()),
             Self::Unauthorized(detail) => Some((*detail).to_owned()),
             Self::Forbidden => Some("the token needs the role admin".to_owned()),
             Self::BadSignature(detail) => Some(detail.clone()),
@@ -237,6 +263,7 @@ impl Problem {
                  send each payment under an id of its own"
                     .to_owned(),
             ),
+            Self::NoSaleOf(sale) => Some(format!("there is no sale {sale}")),
             Self::MethodNotAllowed(allowed) => Some(format!("allowed: {allowed}")),
             Self::RequestTimeout(limit) => Some(format!("a body is sent within {limit:?}")),
             Self::TooLarge(limit) => Some(format!("a body has at most {limit} bytes")),

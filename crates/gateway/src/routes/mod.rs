@@ -83,7 +83,8 @@ pub(crate) fn configure(config: &mut ServiceConfig) {
         .default_service(web::to(|| async { Err::<&str, _>(Problem::NotFound) }));
 }
 
-async fn only(methods: &'static str) -> Result<&'static str, Problem> {
+/// What a path says to a method that it does not have.
+pub(crate) async fn only(methods: &'static str) -> Result<&'static str, Problem> {
     Err(Problem::MethodNotAllowed(methods))
 }
 

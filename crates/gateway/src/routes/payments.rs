@@ -86,7 +86,7 @@ pub(crate) async fn webhook(
         .payment_secrets
         .as_ref()
         .ok_or(Problem::Unauthorized("payment.webhook_secret is not set"))?;
-    let body = read_body(&request, body, &state).await?;
+    let body = read_body(&request, body, state.body).await?;
     let header = |name| {
         let value = at_most_one(&request, name)?;
         Ok(value.and_then(|value| value.to_str().ok()).unwrap_or_default())

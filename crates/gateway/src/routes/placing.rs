@@ -235,7 +235,8 @@ fn problem_of_refusal(refusal: Refusal, sale: SaleId, catalogue: &Catalogue) -> 
     }
 }
 
-fn idempotency_key(request: &HttpRequest) -> Result<Option<IdempotencyKey>, Problem> {
+/// The key that makes the request safe to repeat, if it has one.
+pub(crate) fn idempotency_key(request: &HttpRequest) -> Result<Option<IdempotencyKey>, Problem> {
     let Some(value) = at_most_one(request, &IDEMPOTENCY_KEY)? else { return Ok(None) };
     let key = value.to_str().ok().and_then(|text| IdempotencyKey::new(text).ok());
     key.map(Some).ok_or_else(|| {

@@ -13,6 +13,7 @@ mod follow;
 mod keys;
 mod leases;
 mod operators;
+mod operators_lists;
 mod outages;
 mod pay;
 mod place;
