@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use flashsale_domain::{Currency, LatePayment, OrderId, PER_BUYER_MAX, SaleId, SaleMode, UserId};
+use flashsale_domain::{
+    Currency, IdempotencyKey, LatePayment, OrderId, PER_BUYER_MAX, SaleId, SaleMode, UserId,
+};
 use flashsale_operations::LetterId;
 
 use crate::when::When;
@@ -28,8 +30,24 @@ pub(crate) struct Cli {
     #[arg(long)]
     pub(crate) print_defaults: bool,
 
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
+}
+
+/// Where the commands do their work.
+#[derive(Debug, Args)]
+pub(crate) struct RemoteArgs {
+    /// Work through the operators' API of the gateway whose admin port this is, and not in the stores:
+    /// sale, ledger, report, dead and rebuild. The operator's token is in FLASHSALE_TOKEN
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) remote: Option<String>,
+
+    /// With --remote: a file with the operator's token, instead of FLASHSALE_TOKEN
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -165,6 +183,11 @@ pub(crate) struct StockArgs {
     /// Why, for the audit log: 1 to 200 characters
     #[arg(long, value_name = "R")]
     pub(crate) reason: String,
+
+    /// What makes it safe to ask again: the same key of the same sale is the same change
+    /// [default: a new one]
+    #[arg(long, value_name = "KEY", value_parser = |text: &str| IdempotencyKey::new(text))]
+    pub(crate) key: Option<IdempotencyKey>,
 }
 
 /// A payment to report.

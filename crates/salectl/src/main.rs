@@ -9,6 +9,7 @@ mod commands;
 mod failure;
 mod output;
 mod receipts;
+mod remote;
 mod token;
 mod when;
 
@@ -17,13 +18,14 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, RemoteArgs};
 use crate::commands::{
     audit, dead, doctor, ledger, migrate, pay, rebuild, refunds, report, sale, settle,
     token as mint,
 };
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::remote::Access;
 
 /// What a command that ran to its end has to say by the exit code.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,32 +44,42 @@ fn main() -> ExitCode {
     let Some(command) = cli.command else {
         return finish(Err(Failure::usage("a command is missing")));
     };
-    finish(run(command, Output::new(cli.json)))
+    finish(run(command, &cli.remote, Output::new(cli.json)))
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn run(command: Command, output: Output) -> Result<Verdict, Failure> {
+async fn run(command: Command, remote: &RemoteArgs, output: Output) -> Result<Verdict, Failure> {
     let mut settings = Settings::load()?;
     // The steps of a migration are news to a service's log, and noise to a person.
     settings.log.filter.push_str(",sea_orm_migration=warn");
     telemetry::init_logs(&settings.log)?;
-    let done = match command {
-        Command::Migrate => migrate::run(&settings, output).await,
-        Command::Sale { command } => sale::run(command, &settings, output).await,
-        Command::Token(args) => mint::run(&args, &settings, output),
-        Command::Ledger { sale } => ledger::run(sale, &settings, output).await,
-        Command::Report { sale } => report::run(sale, &settings, output).await,
+    let access = Access::new(&settings, remote)?;
+    carry_out(command, &access, output).await.map_err(|failure| failure.without_secrets(&settings))
+}
+
+async fn carry_out(
+    command: Command,
+    access: &Access<'_>,
+    output: Output,
+) -> Result<Verdict, Failure> {
+    match command {
+        Command::Migrate => migrate::run(access.settings("migrate")?, output).await,
+        Command::Sale { command } => sale::run(command, access, output).await,
+        Command::Token(args) => mint::run(&args, access.settings("token")?, output),
+        Command::Ledger { sale } => ledger::run(sale, access, output).await,
+        Command::Report { sale } => report::run(sale, access, output).await,
         Command::Audit { sale, receipts } => {
-            audit::run(sale, receipts.as_deref(), &settings, output).await
+            audit::run(sale, receipts.as_deref(), access.settings("audit")?, output).await
         }
-        Command::Settle(args) => settle::run(args, &settings, output).await,
-        Command::Doctor => doctor::run(&settings, output).await,
-        Command::Dead { command } => dead::run(command, &settings, output).await,
-        Command::Pay(args) => pay::run(&args, &settings, output).await,
-        Command::Refunds { command } => refunds::run(command, &settings, output).await,
-        Command::Rebuild { sale } => rebuild::run(sale, &settings, output).await,
-    };
-    done.map_err(|failure| failure.without_secrets(&settings))
+        Command::Settle(args) => settle::run(args, access.settings("settle")?, output).await,
+        Command::Doctor => doctor::run(access.settings("doctor")?, output).await,
+        Command::Dead { command } => dead::run(command, access, output).await,
+        Command::Pay(args) => pay::run(&args, access.settings("pay")?, output).await,
+        Command::Refunds { command } => {
+            refunds::run(command, access.settings("refunds")?, output).await
+        }
+        Command::Rebuild { sale } => rebuild::run(sale, access, output).await,
+    }
 }
 
 fn finish(done: Result<Verdict, Failure>) -> ExitCode {

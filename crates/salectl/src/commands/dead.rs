@@ -1,14 +1,15 @@
 //! `salectl dead`.
 
-use flashsale_bootstrap::Settings;
 use flashsale_operations::{DeadFilter, DeadOrder, DeadOutcome};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::ACTOR;
 use crate::Verdict;
 use crate::cli::{DeadActionArgs, DeadCommand, DeadFilterArgs};
 use crate::failure::Failure;
 use crate::output::{Output, columns, fields};
+use crate::remote::Access;
 use crate::when::rfc3339;
 
 /// ```json
@@ -17,7 +18,7 @@ use crate::when::rfc3339;
 ///   "consumers":["host-1-0a0b0c0d"],"first_ms":1764470400000,"last_ms":1764470400000,
 ///   "fields":[["v","1"]]}]}
 /// ```
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Letters {
     dead: Vec<DeadOrder>,
 }
@@ -26,7 +27,7 @@ struct Letters {
 /// {"dry_run":false,"outcomes":[{"entry_id":"1764470400000-0","order_id":"...","settled":true,
 ///   "what":"is a row now"}]}
 /// ```
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Outcomes {
     dry_run: bool,
     outcomes: Vec<DeadOutcome>,
@@ -35,32 +36,83 @@ struct Outcomes {
 /// Lists, shows, tries again or gives up. Exit code 1 when something that was to be settled is not.
 pub(crate) async fn run(
     command: DeadCommand,
-    settings: &Settings,
+    access: &Access<'_>,
     output: Output,
 ) -> Result<Verdict, Failure> {
-    let operations = super::operations(settings).await?;
     match command {
         DeadCommand::List(args) => {
-            let letters = Letters { dead: operations.list_dead(&filter_of(&args)).await? };
+            let letters = find(&filter_of(&args), access).await?;
             output.print(&letters, || list_text(&letters.dead))?;
             Ok(Verdict::Good)
         }
         DeadCommand::Show { id } => {
-            let (partition, entry) = (id.partition, Some(id.entry));
-            let filter = DeadFilter { partition, entry, limit: 100, ..DeadFilter::default() };
-            let letters = Letters { dead: operations.list_dead(&filter).await? };
+            let letters = find(&DeadFilter::from(id), access).await?;
             output.print(&letters, || letters.dead.iter().map(show_text).collect())?;
             Ok(Verdict::Good)
         }
-        DeadCommand::Requeue(args) => {
-            let done = operations.requeue_dead(&action_filter(&args), ACTOR, args.dry_run).await?;
-            conclude(done, args.dry_run, output)
+        DeadCommand::Requeue(args) => conclude(act(Action::Requeue, &args, access).await?, output),
+        DeadCommand::Reject(args) => conclude(act(Action::Reject, &args, access).await?, output),
+    }
+}
+
+async fn find(filter: &DeadFilter, access: &Access<'_>) -> Result<Letters, Failure> {
+    match access {
+        Access::Stores(settings) => {
+            let operations = super::operations(settings).await?;
+            Ok(Letters { dead: operations.list_dead(filter).await? })
         }
-        DeadCommand::Reject(args) => {
-            let done = operations.reject_dead(&action_filter(&args), ACTOR, args.dry_run).await?;
-            conclude(done, args.dry_run, output)
+        Access::Gateway(remote) => {
+            let text = |value: Option<&dyn ToString>| value.map(ToString::to_string);
+            let partition = filter.partition.map(|partition| partition.number());
+            let parameters = [
+                ("id", text(filter.entry.as_ref().map(|entry| entry as _))),
+                ("partition", text(partition.as_ref().map(|number| number as _))),
+                ("sale", text(filter.sale_id.as_ref().map(|sale| sale as _))),
+                ("reason", filter.reason.clone()),
+                ("limit", Some(filter.limit.to_string())),
+            ];
+            remote.get("dead-letters", &parameters).await
         }
     }
+}
+
+/// What becomes of letters.
+#[derive(Debug, Clone, Copy)]
+enum Action {
+    Requeue,
+    Reject,
+}
+
+async fn act(
+    action: Action,
+    args: &DeadActionArgs,
+    access: &Access<'_>,
+) -> Result<Outcomes, Failure> {
+    let (filter, dry_run) = (action_filter(args), args.dry_run);
+    let remote = match access {
+        Access::Gateway(remote) => remote,
+        Access::Stores(settings) => {
+            let operations = super::operations(settings).await?;
+            let outcomes = match action {
+                Action::Requeue => operations.requeue_dead(&filter, ACTOR, dry_run).await?,
+                Action::Reject => operations.reject_dead(&filter, ACTOR, dry_run).await?,
+            };
+            return Ok(Outcomes { dry_run, outcomes });
+        }
+    };
+    let name = match action {
+        Action::Requeue => "requeue",
+        Action::Reject => "reject",
+    };
+    let mut all = Outcomes { dry_run, outcomes: Vec::new() };
+    for letter in find(&filter, access).await?.dead {
+        let order = letter.order_id.as_ref().map(ToString::to_string);
+        let id = order.unwrap_or(letter.entry_id);
+        let path = format!("dead-letters/{id}/{name}");
+        let one: Outcomes = remote.post(path, &json!({ "dry_run": dry_run })).await?;
+        all.outcomes.extend(one.outcomes);
+    }
+    Ok(all)
 }
 
 fn filter_of(args: &DeadFilterArgs) -> DeadFilter {
@@ -73,9 +125,8 @@ fn action_filter(args: &DeadActionArgs) -> DeadFilter {
     DeadFilter { partition, entry, ..filter_of(&args.filter) }
 }
 
-fn conclude(outcomes: Vec<DeadOutcome>, dry_run: bool, output: Output) -> Result<Verdict, Failure> {
-    let all_settled = outcomes.iter().all(|outcome| outcome.settled);
-    let outcomes = Outcomes { dry_run, outcomes };
+fn conclude(outcomes: Outcomes, output: Output) -> Result<Verdict, Failure> {
+    let all_settled = outcomes.outcomes.iter().all(|outcome| outcome.settled);
     output.print(&outcomes, || {
         if outcomes.outcomes.is_empty() {
             return "no dead letter is named by this".to_owned();
@@ -87,7 +138,7 @@ fn conclude(outcomes: Vec<DeadOutcome>, dry_run: bool, output: Output) -> Result
             .collect();
         columns(&rows)
     })?;
-    Ok(if all_settled || dry_run { Verdict::Good } else { Verdict::Broken })
+    Ok(if all_settled || outcomes.dry_run { Verdict::Good } else { Verdict::Broken })
 }
 
 fn name_of(outcome: &DeadOutcome) -> String {

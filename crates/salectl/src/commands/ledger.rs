@@ -1,6 +1,5 @@
 //! `salectl ledger`.
 
-use flashsale_bootstrap::Settings;
 use flashsale_domain::SaleId;
 use flashsale_operations::Ledger;
 use serde::Serialize;
@@ -8,6 +7,7 @@ use serde::Serialize;
 use crate::Verdict;
 use crate::failure::Failure;
 use crate::output::{Output, fields};
+use crate::remote::Access;
 
 /// ```json
 /// {"sale_id":"1","balanced":true,"total":1000,"adjusted":0,
@@ -27,11 +27,13 @@ struct Shown<'a> {
 /// Shows a sale's ledger.
 pub(crate) async fn run(
     sale: SaleId,
-    settings: &Settings,
+    access: &Access<'_>,
     output: Output,
 ) -> Result<Verdict, Failure> {
-    let operations = super::operations(settings).await?;
-    let ledger = operations.read_ledger(sale).await?;
+    let ledger: Ledger = match access {
+        Access::Stores(settings) => super::operations(settings).await?.read_ledger(sale).await?,
+        Access::Gateway(remote) => remote.get(format!("sales/{sale}/ledger"), &[]).await?,
+    };
     let balanced = ledger.is_balanced();
     output.print(&Shown { balanced, ledger: &ledger }, || text(&ledger))?;
     Ok(if balanced { Verdict::Good } else { Verdict::Broken })

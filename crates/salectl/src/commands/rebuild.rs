@@ -3,14 +3,15 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use flashsale_bootstrap::Settings;
 use flashsale_domain::SaleId;
-use flashsale_operations::RebuildStep;
+use flashsale_operations::{RebuildStep, Rebuilt};
+use serde_json::json;
 
 use super::ACTOR;
 use crate::Verdict;
 use crate::failure::Failure;
 use crate::output::{Output, columns};
+use crate::remote::Access;
 
 /// Loads the sale's partition from the database again, and prints what was loaded:
 ///
@@ -19,12 +20,17 @@ use crate::output::{Output, columns};
 /// ```
 pub(crate) async fn run(
     sale: SaleId,
-    settings: &Settings,
+    access: &Access<'_>,
     output: Output,
 ) -> Result<Verdict, Failure> {
-    let operations = super::operations(settings).await?;
-    let operations = operations.watched_by(Arc::new(|step| Box::pin(say(step))));
-    let rebuilt = operations.by(ACTOR).rebuild_sale(sale).await?;
+    let rebuilt: Rebuilt = match access {
+        Access::Stores(settings) => {
+            let operations = super::operations(settings).await?;
+            let operations = operations.watched_by(Arc::new(|step| Box::pin(say(step))));
+            operations.by(ACTOR).rebuild_sale(sale).await?
+        }
+        Access::Gateway(remote) => remote.post(format!("sales/{sale}/rebuild"), &json!({})).await?,
+    };
     output.print(&rebuilt, || {
         let mut rows = vec![["sale", "epoch", "for sale", "held"].map(str::to_owned).to_vec()];
         rows.extend(rebuilt.sales.iter().map(|sale| {

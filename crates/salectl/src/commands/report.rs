@@ -1,6 +1,5 @@
 //! `salectl report`.
 
-use flashsale_bootstrap::Settings;
 use flashsale_domain::SaleId;
 use flashsale_operations::Report;
 
@@ -8,6 +7,7 @@ use crate::Verdict;
 use crate::commands::ledger;
 use crate::failure::Failure;
 use crate::output::{Output, fields};
+use crate::remote::Access;
 
 /// Prints a sale's report, its certificate once the sale is closed. As JSON:
 ///
@@ -23,11 +23,13 @@ use crate::output::{Output, fields};
 /// ```
 pub(crate) async fn run(
     sale: SaleId,
-    settings: &Settings,
+    access: &Access<'_>,
     output: Output,
 ) -> Result<Verdict, Failure> {
-    let operations = super::operations(settings).await?;
-    let report = operations.report(sale).await?;
+    let report: Report = match access {
+        Access::Stores(settings) => super::operations(settings).await?.report(sale).await?,
+        Access::Gateway(remote) => remote.get(format!("sales/{sale}/report"), &[]).await?,
+    };
     let is_sound =
         report.ledger.is_balanced() && report.proof.is_none_or(|proof| proof.missing == 0);
     output.print(&report, || text(&report))?;

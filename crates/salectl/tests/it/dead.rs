@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 
 use crate::stand::Stand;
 
-const ENTRY: &str = "1764470400000-0";
-const OTHER: &str = "1764470400000-1";
+pub(crate) const ENTRY: &str = "1764470400000-0";
+pub(crate) const OTHER: &str = "1764470400000-1";
 
 /// Puts an order of sale 999, which is not there, among the dead letters.
-fn order_of_no_sale(stand: &Stand, entry: &str) {
+pub(crate) fn order_of_no_sale(stand: &Stand, entry: &str) {
     // Stored in base64: v=1, s=999, u=buyer, b=1, e=1.
     let fields = [
         ("dg==", "MQ=="),
@@ -21,7 +21,7 @@ fn order_of_no_sale(stand: &Stand, entry: &str) {
     stand.set_dead_letter(entry, &letter(json!(fields), "sale-missing"));
 }
 
-fn letter(fields: Value, reason: &str) -> String {
+pub(crate) fn letter(fields: Value, reason: &str) -> String {
     let letter = json!({
         "v": 1, "fields": fields, "reason": reason, "detail": "as set aside", "attempts": 1,
         "consumers": ["worker-1"], "first_ms": 1_764_470_400_000_i64,

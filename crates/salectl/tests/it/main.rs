@@ -6,5 +6,6 @@ mod databases;
 mod dead;
 mod doctor;
 mod rebuild;
+mod remote;
 mod settle;
 mod stand;

@@ -30,6 +30,18 @@ pub(crate) struct Ran {
     pub(crate) stderr: String,
 }
 
+impl Ran {
+    /// Calls a program, and waits for its end.
+    pub(crate) fn of(mut command: Command) -> Self {
+        let output: Output = command.output().expect("the program starts");
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).expect("is UTF-8"),
+            stderr: String::from_utf8(output.stderr).expect("is UTF-8"),
+        }
+    }
+}
+
 impl Stand {
     /// On SQLite, without a schema.
     pub(crate) fn bare() -> Self {
@@ -70,16 +82,23 @@ impl Stand {
         path.to_str().expect("is UTF-8").to_owned()
     }
 
+    /// What a program of this deployment is started with.
+    pub(crate) fn variables(&self) -> [(&'static str, String); 4] {
+        [
+            ("FLASHSALE__REDIS__URL", RedisServer::shared().url()),
+            ("FLASHSALE__REDIS__PREFIX", self.prefix.clone()),
+            ("FLASHSALE__DATABASE__URL", self.database_url.clone()),
+            ("FLASHSALE__AUTH__JWT_SECRET", SECRET.to_owned()),
+        ]
+    }
+
     /// The program with these arguments, ready to be called.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_salectl"));
         forget_settings(&mut command);
         command
             .args(arguments)
-            .env("FLASHSALE__REDIS__URL", RedisServer::shared().url())
-            .env("FLASHSALE__REDIS__PREFIX", &self.prefix)
-            .env("FLASHSALE__DATABASE__URL", &self.database_url)
-            .env("FLASHSALE__AUTH__JWT_SECRET", SECRET)
+            .envs(self.variables())
             .envs(self.more.iter().cloned())
             .current_dir(self.directory.path());
         command
@@ -87,12 +106,7 @@ impl Stand {
 
     /// Calls the program.
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
-        let output: Output = self.command(arguments).output().expect("the program starts");
-        Ran {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout).expect("is UTF-8"),
-            stderr: String::from_utf8(output.stderr).expect("is UTF-8"),
-        }
+        Ran::of(self.command(arguments))
     }
 
     /// Calls the program, which must succeed in silence on standard error; returns what it printed.
