@@ -13,6 +13,10 @@ use crate::catalogue::CatalogueSale;
 use crate::problem::{Problem, ProblemBody};
 use crate::routes::{rfc3339, time_of};
 
+/// How long a copy of these answers may be given: a second, and one more while a proxy renews it, because
+/// `server_time` is counted down from; half a minute when no gateway answers, and nothing is sold anyway.
+const FRESH: &str = "public, max-age=1, stale-while-revalidate=1, stale-if-error=30";
+
 /// A sale.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct SaleView {
@@ -143,6 +147,6 @@ fn cached(request: &HttpRequest, tag: &str, body: &impl Serialize) -> HttpRespon
         known == "*" || known.trim_start_matches("W/") == tag.trim_start_matches("W/")
     });
     let mut response = if matches { HttpResponse::NotModified() } else { HttpResponse::Ok() };
-    response.insert_header((ETAG, tag)).insert_header((CACHE_CONTROL, "public, max-age=1"));
+    response.insert_header((ETAG, tag)).insert_header((CACHE_CONTROL, FRESH));
     if matches { response.finish() } else { response.json(body) }
 }
