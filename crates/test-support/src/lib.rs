@@ -1,4 +1,4 @@
-//! Private servers and waiting for tests and the demo: Redis, PostgreSQL and our own programs, each
+//! Private servers and waiting for tests and the demo: Redis, PostgreSQL, nginx and our own programs, each
 //! on a free port of 127.0.0.1 with its files in a temporary folder.
 //!
 //! The rule that this crate keeps: whatever is started here ends with the process that started it,
@@ -6,6 +6,7 @@
 //! imports nothing of ours, so every crate may use it as a dev-dependency.
 
 mod eventually;
+mod nginx;
 mod port;
 mod postgres_server;
 mod process;
@@ -16,6 +17,7 @@ mod temp;
 mod unique;
 
 pub use eventually::{Probe, eventually, eventually_blocking, try_eventually};
+pub use nginx::{Nginx, NginxBuilder};
 pub use port::free_port;
 pub use postgres_server::{PostgresServer, PostgresServerBuilder};
 pub use process::find_on_path;

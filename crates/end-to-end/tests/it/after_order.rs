@@ -26,7 +26,7 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).expect("fits for long")
 }
 
-fn token(buyer: &str) -> String {
+pub(crate) fn token(buyer: &str) -> String {
     let claims = json!({ "sub": buyer, "exp": now_ms() / 1000 + 3600 });
     let key = EncodingKey::from_secret(SECRET.as_bytes()).expect("a secret");
     encode(&Header::default(), &claims, &key).expect("can be signed")

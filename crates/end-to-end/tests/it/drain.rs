@@ -91,7 +91,7 @@ fn workers_restarted_one_after_the_other_do_no_work_twice_and_nobody_waits_long(
 }
 
 /// A figure of the line with which a worker ends.
-fn stopped_with(log: &str, figure: &str) -> u64 {
+pub(crate) fn stopped_with(log: &str, figure: &str) -> u64 {
     let line = log.lines().rev().find(|line| line.contains("\"stopped\""));
     let line = line.unwrap_or_else(|| panic!("no end: {log}"));
     let line: serde_json::Value = serde_json::from_str(line).expect("is JSON");

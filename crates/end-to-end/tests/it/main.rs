@@ -7,6 +7,8 @@ mod documents;
 mod drain;
 mod layering;
 mod licences;
+mod nginx;
+mod nginx_under_load;
 mod pay;
 mod sale;
 mod settings;

@@ -83,8 +83,16 @@ impl Stack {
         self.member("order-worker")
     }
 
+    /// Starts one that has ended again, where it was.
+    pub(crate) fn again(&self, name: &str, ended: &Member) -> Member {
+        self.member_at(name, ended.http, ended.admin)
+    }
+
     fn member(&self, name: &str) -> Member {
-        let (http, admin) = (free_port(), free_port());
+        self.member_at(name, free_port(), free_port())
+    }
+
+    fn member_at(&self, name: &str, http: u16, admin: u16) -> Member {
         let program = Program::builder(binary(name))
             .envs(&self.settings)
             .env("FLASHSALE__HTTP__LISTEN", format!("127.0.0.1:{http}"))
@@ -146,8 +154,14 @@ impl Stack {
 
     /// Starts a crowd at these gateways; its receipts go to [`Stack::receipts`].
     pub(crate) fn rush(&self, gateways: &[&Member], sale: &str, more: &[&str]) -> Program {
+        let ports: Vec<u16> = gateways.iter().map(|gateway| gateway.http).collect();
+        self.rush_at(&ports, sale, more)
+    }
+
+    /// The same at whatever listens there.
+    pub(crate) fn rush_at(&self, ports: &[u16], sale: &str, more: &[&str]) -> Program {
         let urls: Vec<String> =
-            gateways.iter().map(|gateway| format!("http://127.0.0.1:{}", gateway.http)).collect();
+            ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
         let receipts = self.receipts();
         let mut arguments = vec!["--json", "--quiet", "--sale", sale, "--receipts", &receipts];
         for url in &urls {
