@@ -36,7 +36,7 @@ test-valkey: ## run the tests that use Redis on Valkey: REDIS_SERVER_BIN=/path, 
 	[[ "$$("$$server" --version)" == Valkey* ]] || { echo "test-valkey: $$server is no Valkey" >&2; exit 2; }; \
 	"$$server" --version; \
 	export REDIS_SERVER_BIN="$$server"; \
-	$(ENSURE_SERVICES) --postgres --faketime --prometheus; \
+	$(ENSURE_SERVICES) --postgres --nginx --faketime --prometheus; \
 	$(CARGO) build --release --workspace --bins; \
 	$(CARGO) test --release --workspace --no-fail-fast --exclude flashsale-bootstrap \
 		--exclude flashsale-domain --exclude flashsale-rush --exclude flashsale-storage-sql
@@ -91,7 +91,7 @@ lint: check-deploy ## check format, clippy (warnings are errors), shell scripts 
 
 # What cannot be installed is said and left out: it checks files, and no program of ours needs it.
 .PHONY: check-deploy
-check-deploy: ## check the image, the compose file, the manifests, the alert rules and the dashboard
+check-deploy: ## check the image, compose, nginx, the manifests, the alert rules and the dashboard
 	@$(ENSURE_SERVICES) --deploy || true
 	@deploy/checks/run.sh $(TARGET_DIR)/deploy-tools
 
@@ -109,7 +109,7 @@ build: ## build the programs into target/release
 
 .PHONY: deps
 deps: ## install the servers that the tests start (apt-get, as root), or say which are missing
-	@$(ENSURE_SERVICES) --postgres --faketime --prometheus
+	@$(ENSURE_SERVICES) --postgres --nginx --faketime --prometheus
 
 .PHONY: clean
 clean: ## remove what was built

@@ -4,6 +4,7 @@ Run by run.sh, which has the tools. Exit status 0 when there is no problem, else
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import image
 import manifests
 import monitoring
 import policies
+import proxy
 import schemas
 from manifests import ROOT
 
@@ -72,6 +74,18 @@ def of_cluster(checks, tools, folder):
         checks.say(f"{overlay}: {len(policies.POLICIES)} policies", found)
 
 
+def of_proxy(checks, tools, folder):
+    checks.say("nginx: policies", proxy.problems(proxy.texts()))
+    main = proxy.copy(folder)
+    checks.run("nginx: gixy", tools / "gixy", main)
+    nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if nginx:
+        once = ("-g", f"pid {folder}/nginx.pid;")
+        checks.run("nginx: nginx -t", nginx, "-t", "-q", "-e", "stderr", "-c", main, *once)
+    else:
+        print("lint: the proxy's configuration was NOT tested by nginx: it is not installed", file=sys.stderr)
+
+
 def main():
     tools = Path(sys.executable).parent
     checks = Checks()
@@ -85,6 +99,7 @@ def main():
     checks.run("compose.yaml: the compose specification", tools / "check-jsonschema", *schema, compose.FILE)
     checks.say("compose.yaml: policies", compose.problems(manifests.load(compose.FILE)[0]))
     with tempfile.TemporaryDirectory() as name:
+        of_proxy(checks, tools, Path(name))
         of_cluster(checks, tools, Path(name))
         checks.say("alerts and dashboard: metrics, runbooks, tests", monitoring.problems())
         promtool = shutil.which("promtool")

@@ -13,6 +13,7 @@ import image
 import manifests
 import monitoring
 import policies
+import proxy
 import schemas
 from manifests import ROOT, of_kind, pod_spec
 
@@ -189,6 +190,27 @@ COMPOSE = [
     (lambda c: c["secrets"]["jwt-secret"].update(file="./jwt"), "git ignores"),
 ]
 
+NGINX = [
+    ("flashsale.conf", "rate=20r/s", "rate=200r/s", "requests a second is 200, and 20"),
+    ("flashsale.conf", "burst=60", "burst=20", "the burst is 20, and 60"),
+    ("flashsale.conf", "limit_conn connections 50;", "", "there is no limit_conn"),
+    ("flashsale.conf", "connections 50", "connections 10", "is not told"),
+    ("nginx.conf", "client_max_body_size 16k", "client_max_body_size 1m", "1048576, and 16384 in http.body_limit_bytes"),
+    ("problems.conf", "16384 bytes", "16000 bytes", "is not told that a body"),
+    ("nginx.conf", "buffers 2 8k", "buffers 4 8k", "http.head_limit_bytes"),
+    ("flashsale.conf", "keepalive_timeout 60s", "keepalive_timeout 75s", "http.keep_alive"),
+    ("flashsale.conf", "proxy_next_upstream error timeout;", "proxy_next_upstream error non_idempotent;", "sent twice"),
+    ("flashsale.conf", "internal;", "", "anybody can ask"),
+    ("flashsale.conf", "proxy_read_timeout 60s", "proxy_read_timeout 10s", "events$ is given up"),
+    ("flashsale.conf", "proxy_read_timeout 40s", "proxy_read_timeout 30s", "orders(?: is given up"),
+    ("flashsale.conf", "proxy_buffering off", "proxy_buffering on", "events are collected"),
+    ("flashsale.conf", "proxy_read_timeout 40s;", "proxy_read_timeout 40s; proxy_cache sales;", "something else than sales"),
+    ("flashsale.conf", "return 404;", "proxy_pass http://flashsale_gateway;", "what is not named"),
+    ("flashsale.conf", "location = /docs {", "location /metrics {", "metrics is routed"),
+    ("tls.conf", "TLSv1.2 TLSv1.3", "TLSv1.1 TLSv1.2", "TLS may be"),
+    ("tls.conf", "ssl_early_data off", "ssl_early_data on", "early data"),
+]
+
 DOCKERFILE = [
     (":1.95.0-bookworm", ":latest", "another one tomorrow"),
     (":1.95.0-bookworm", ":1.80.0-bookworm", "older Rust"),
@@ -243,6 +265,14 @@ class EachCheckFindsWhatItIsFor(unittest.TestCase):
                 self.finds(image.problems(text.replace(old, new)), part)
 
         self.finds(image.context_problems("*\n!crates\n"), "reads from lua/")
+
+    def test_the_proxy(self):
+        for name, old, new, part in NGINX:
+            files = proxy.texts()
+            self.assertIn(old, files[name])
+            files[name] = files[name].replace(old, new)
+            with self.subTest(part=part):
+                self.finds(proxy.problems(files), part)
 
     def test_alerts(self):
         document = manifests.load(monitoring.ALERTS)[0]

@@ -9,7 +9,8 @@
 #   ensure-services.sh --valgrind    Redis and valgrind, which counts instructions
 #                                    (these five options can be combined)
 #   ensure-services.sh --lint        only what `make lint` needs: shellcheck
-#   ensure-services.sh --deploy      only what `make check-deploy` needs: promtool, and Python with venv
+#   ensure-services.sh --deploy      only what `make check-deploy` needs: promtool, nginx, and Python with
+#                                    venv
 #
 # As root with apt-get it installs what is missing; otherwise it says in one line what to install.
 # Exit status: 0 all is there, 2 wrong usage, 3 something is missing, else apt-get's own.
@@ -24,7 +25,7 @@ for option in "$@"; do
         --lint) want_redis=no want_shellcheck=yes ;;
         --prometheus) want_prometheus=yes ;;
         --valgrind) want_valgrind=yes ;;
-        --deploy) want_redis=no want_prometheus=yes want_venv=yes ;;
+        --deploy) want_redis=no want_prometheus=yes want_nginx=yes want_venv=yes ;;
         *)
             echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --prometheus --valgrind --lint --deploy)" >&2
             exit 2

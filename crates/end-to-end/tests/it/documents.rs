@@ -22,6 +22,12 @@ fn every_problem_is_in_the_api_document_and_no_other() {
         .map(|(slug, _)| slug)
         .collect();
     assert!(slugs.len() >= 10, "the slugs of problem.rs are no longer found: {slugs:?}");
+    // What only the proxy says.
+    let proxy = read("deploy/nginx/problems.conf");
+    let told = proxy.split("{\"type\":\"/problems/").skip(1).filter_map(|it| it.split_once('"'));
+    let proxys: BTreeSet<&str> = told.map(|(slug, _)| slug).collect();
+    assert!(proxys.len() >= 5, "the slugs of problems.conf are no longer found: {proxys:?}");
+    let slugs: BTreeSet<&str> = slugs.union(&proxys).copied().collect();
 
     let document = read("docs/api.md");
     let (_, problems) = document.split_once("\n## Problems\n").expect("a section on problems");
@@ -32,7 +38,7 @@ fn every_problem_is_in_the_api_document_and_no_other() {
         // The head of the table.
         .filter(|slug| *slug != "type")
         .collect();
-    assert_eq!(slugs, described, "problem.rs and the table of docs/api.md");
+    assert_eq!(slugs, described, "problem.rs, problems.conf and the table of docs/api.md");
 }
 
 #[test]

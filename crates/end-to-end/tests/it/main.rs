@@ -8,6 +8,7 @@ mod drain;
 mod layering;
 mod licences;
 mod nginx;
+mod nginx_tls;
 mod nginx_under_load;
 mod pay;
 mod sale;

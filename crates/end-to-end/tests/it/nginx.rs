@@ -357,6 +357,12 @@ fn sales_are_told_from_memory_and_what_is_a_buyers_is_not() {
         }
     });
 
+    eventually_blocking(SOON, "one of them waited for no gateway", || {
+        let log = nginx.access_log();
+        let mut old = log.lines().filter(|line| line.contains("\"cache\":\"STALE\""));
+        old.any(|line| line.contains("\"gateway\":\"\"")).then_some(()).ok_or(log)
+    });
+
     // And when there is no gateway at all.
     eventually_blocking(SOON, "a new copy", || {
         cache(&ask(port, &look, &[])).as_deref() == Some("HIT")
