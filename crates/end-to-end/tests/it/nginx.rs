@@ -278,28 +278,25 @@ fn events_come_one_by_one_as_they_happen() {
     let gateway = stack.gateway();
     let sale = stack.open_sale(10, "queued");
     let nginx = before(&[&gateway]).start();
-    let buyer = bearer("alice");
-    let placed = ask(nginx.port(), &format!("POST /api/v1/sales/{sale}/orders"), &[&buyer]);
-    let order = placed.json()["order_id"].as_str().expect("an id").to_owned();
-
     let stream = TcpStream::connect(("127.0.0.1", nginx.port())).expect("connect");
     stream.set_read_timeout(Some(SOON)).expect("can be set");
     let mut stream = BufReader::new(stream);
-    let request =
-        format!("GET /api/v1/orders/{order}/events HTTP/1.1\r\nhost: x\r\n{buyer}\r\n\r\n");
+    let request = format!("GET /api/v1/sales/{sale}/events HTTP/1.1\r\nhost: x\r\n\r\n");
     stream.get_mut().write_all(request.as_bytes()).expect("is sent");
-    let mut next_state = || loop {
+    let mut next_stock = || loop {
         let mut line = String::new();
         assert_ne!(stream.read_line(&mut line).expect("an event"), 0, "the stream ended");
-        if let Some(data) = line.strip_prefix("data: ") {
-            let data: Value = serde_json::from_str(data).expect("is JSON");
-            break data["state"].as_str().expect("a state").to_owned();
+        let data = line.strip_prefix("data: ").map(|data| serde_json::from_str::<Value>(data));
+        if let Some(stock) = data.and_then(|data| data.expect("is JSON")["stock_left"].as_i64()) {
+            break stock;
         }
     };
-    assert_eq!(next_state(), "queued");
-    // What is told next does not exist before a worker does.
-    let _worker = stack.worker();
-    assert_eq!(next_state(), "awaiting_payment");
+    assert_eq!(next_stock(), 10);
+    // The stream goes on, so nothing but the event itself brings it here.
+    for (buyer, left) in [("alice", 9), ("bob", 8)] {
+        ask(nginx.port(), &format!("POST /api/v1/sales/{sale}/orders"), &[&bearer(buyer)]);
+        assert_eq!(next_stock(), left);
+    }
 }
 
 #[test]
