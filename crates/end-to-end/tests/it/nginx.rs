@@ -286,7 +286,7 @@ fn events_come_one_by_one_as_they_happen() {
     let mut next_stock = || loop {
         let mut line = String::new();
         assert_ne!(stream.read_line(&mut line).expect("an event"), 0, "the stream ended");
-        let data = line.strip_prefix("data: ").map(|data| serde_json::from_str::<Value>(data));
+        let data = line.strip_prefix("data: ").map(serde_json::from_str::<Value>);
         if let Some(stock) = data.and_then(|data| data.expect("is JSON")["stock_left"].as_i64()) {
             break stock;
         }

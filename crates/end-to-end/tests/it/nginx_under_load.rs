@@ -92,11 +92,11 @@ fn failures(rush: &Value) -> u64 {
 /// A crowd that never tries again, and a gateway killed in the middle of it; the failures.
 fn a_gateway_is_killed_behind_nginx(more: &[&str]) -> u64 {
     let stack = Stack::postgres();
-    let sale = stack.open_sale(2_000, "queued");
+    let sale = stack.open_sale(1_500, "queued");
     let (survivor, victim) = (stack.gateway(), stack.gateway());
     let _worker = stack.worker();
     let nginx = before(&[&survivor, &victim]).unlimited("127.0.0.1").start();
-    let crowd = ["--buyers", "3000", "--repeat", "2", "--retries", "0", "--verify"];
+    let crowd = ["--buyers", "2000", "--repeat", "2", "--retries", "0", "--verify"];
     let connections = CONNECTIONS.to_string();
     let crowd = [&crowd, &["--concurrency", &connections][..], more].concat();
     let rush = stack.rush_at(&[nginx.port()], &sale, &crowd);
@@ -105,9 +105,9 @@ fn a_gateway_is_killed_behind_nginx(more: &[&str]) -> u64 {
     assert_eq!(rush.exit_status(), None, "it was over before");
 
     let (rush, _) = report(&rush);
-    assert_eq!((&rush["requests"], &rush["contradictions"]), (&6_000.into(), &0.into()), "{rush}");
+    assert_eq!((&rush["requests"], &rush["contradictions"]), (&4_000.into(), &0.into()), "{rush}");
     assert_eq!(rush["unconfirmed"], 0, "{rush}");
-    assert_eq!(stack.settled(&sale)["awaiting_payment"], 2_000);
+    assert_eq!(stack.settled(&sale)["awaiting_payment"], 1_500);
     stack.assert_clean(&sale);
     failures(&rush)
 }
@@ -120,8 +120,8 @@ fn a_gateway_killed_behind_nginx_fails_nobody_who_has_a_key() {
 #[test]
 fn a_gateway_killed_behind_nginx_fails_only_what_was_in_its_hands() {
     let failed = a_gateway_is_killed_behind_nginx(&["--no-key"]);
-    // Two share the crowd.
-    assert!(failed <= CONNECTIONS / 2, "{failed} failed");
+    // Two share the crowd, but for a few: nginx's processes choose at the same time.
+    assert!(failed <= CONNECTIONS / 2 + CONNECTIONS / 8, "{failed} failed");
 }
 
 /// As an orchestrator does it: SIGTERM, wait for the end, another in its place, wait until it has work.
