@@ -61,6 +61,11 @@ impl Nginx {
         self.tls_port.expect("it has a certificate")
     }
 
+    /// The process id of its master.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// The lines of its access log so far.
     pub fn access_log(&self) -> String {
         read_log(&self.directory.path().join("access.log"))

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flashsale_test_support::{PostgresServer, Program, RedisServer, eventually_blocking, temp_dir};
+use flashsale_test_support::{
+    Nginx, PostgresServer, Program, RedisServer, eventually_blocking, temp_dir,
+};
 
 use crate::{children_of, is_running};
 
@@ -37,7 +39,7 @@ fn a_killed_test_process_leaves_no_server_and_no_folder() {
     let folder = PathBuf::from(lines.next().expect("the first line is the folder"));
     let pids: Vec<u32> = lines.map(|pid| pid.parse().expect("the other lines are pids")).collect();
     assert!(folder.exists());
-    assert!(pids.len() > 3, "redis, a program, PostgreSQL and its children");
+    assert!(pids.len() > 5, "redis, a program, PostgreSQL and nginx with their children");
     assert!(pids.iter().all(|&pid| is_running(pid)));
 
     victim.kill_9();
@@ -52,11 +54,14 @@ fn be_the_victim(report: &Path) -> ! {
     let program = Program::start("/bin/sleep", &[], &["1000"]);
     let redis = RedisServer::shared();
     let postgres = PostgresServer::shared();
+    let shipped = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/nginx");
+    let nginx = Nginx::builder(shipped).gateway("127.0.0.1:9").start();
     let folder = redis.directory().parent().expect("all folders lie below one of the process");
 
     let mut text = format!("{}\n", folder.display());
-    let mut pids = vec![program.pid(), redis.pid(), postgres.pid()];
+    let mut pids = vec![program.pid(), redis.pid(), postgres.pid(), nginx.pid()];
     pids.extend(children_of(postgres.pid()));
+    pids.extend(children_of(nginx.pid()));
     for pid in pids {
         text.push_str(&format!("{pid}\n"));
     }
