@@ -7,7 +7,8 @@ use crate::clock::now_ms;
 use crate::{Database, SqlFault};
 
 /// Every index that a query or a rule relies on, and that a migration made.
-const INDEXES: [&str; 10] = [
+const INDEXES: [&str; 11] = [
+    "adjustments_by_request_key",
     "adjustments_one_pending",
     "events_due",
     "orders_by_user",
