@@ -1,5 +1,6 @@
 //! The API's document, OpenAPI 3.1, made from the handlers and their types.
 
+use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
@@ -31,7 +32,7 @@ use crate::routes::{events, orders, payments, placing, sales};
         orders::cancel,
         payments::webhook,
     ),
-    modifiers(&Bearer),
+    modifiers(&Bearer, &Problems),
     tags(
         (name = "sales", description = "What is for sale, and when"),
         (name = "orders", description = "Placing, following and cancelling orders"),
@@ -72,7 +73,7 @@ struct Api;
         operators::audit_log::list,
     ),
     components(schemas(ProblemBody)),
-    modifiers(&Bearer),
+    modifiers(&Bearer, &Problems),
     tags(
         (name = "sales", description = "What is sold, and where every unit is"),
         (name = "orders", description = "Orders of all buyers"),
@@ -96,6 +97,25 @@ impl Modify for Bearer {
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("bearer", SecurityScheme::Http(scheme));
+    }
+}
+
+/// Problems are `application/problem+json`, which no handler has to say.
+struct Problems;
+
+impl Modify for Problems {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        for item in document.paths.paths.values_mut() {
+            let calls = [&mut item.get, &mut item.post, &mut item.patch].into_iter().flatten();
+            for (status, response) in calls.flat_map(|call| &mut call.responses.responses) {
+                if let RefOr::T(response) = response
+                    && status.starts_with(['4', '5'])
+                    && let Some(content) = response.content.shift_remove("application/json")
+                {
+                    response.content.insert("application/problem+json".to_owned(), content);
+                }
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::problem::{Problem, ProblemBody};
 
 /// Which lines.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AuditQuery {
     /// Only by this operator or program.

@@ -15,6 +15,7 @@ use crate::request_body::read_json;
 
 /// Which dead letters.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DeadQuery {
     /// Only this one: its order's id, or its entry's (1764470400000-0). One that is not there is
@@ -92,7 +93,7 @@ pub(crate) async fn list(
     post, path = "/admin/v1/dead-letters/{id}/requeue", tag = "dead-letters",
     security(("bearer" = [])),
     params(("id" = String, Path, description = "Its order's id, or its entry's")),
-    request_body = DeadActionBody,
+    request_body = Option<DeadActionBody>,
     responses(
         (status = 200, content_type = "application/json",
             description = "What came of it; `settled` is false when the letter stays"),
@@ -119,7 +120,7 @@ pub(crate) async fn requeue(
     post, path = "/admin/v1/dead-letters/{id}/reject", tag = "dead-letters",
     security(("bearer" = [])),
     params(("id" = String, Path, description = "Its order's id, or its entry's")),
-    request_body = DeadActionBody,
+    request_body = Option<DeadActionBody>,
     responses(
         (status = 200, content_type = "application/json", description = "What came of it"),
         (status = 404, body = ProblemBody, description = "dead-letter-not-found"),

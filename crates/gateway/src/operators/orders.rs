@@ -18,6 +18,7 @@ const CSV_PAGE: u64 = 1000;
 
 /// Which orders, and in which format.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct OrdersQuery {
     /// Only of this sale.

@@ -46,7 +46,7 @@ const NO_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
         ("Last-Event-ID" = Option<String>, Header, description = "The last event seen: only what is new is sent"),
     ),
     responses(
-        (status = 200, content_type = "text/event-stream", body = String),
+        (status = 200, content_type = "text/event-stream", body = String, description = "Events"),
         (status = 204, description = "The last event seen was the final one: do not connect again"),
         (status = 401, body = ProblemBody, description = "unauthorized"),
         (status = 404, body = ProblemBody, description = "order-not-found; also when it is another's"),
@@ -94,7 +94,7 @@ pub(crate) async fn order(
         ("Last-Event-ID" = Option<String>, Header, description = "The last event seen: only what is new is sent"),
     ),
     responses(
-        (status = 200, content_type = "text/event-stream", body = String),
+        (status = 200, content_type = "text/event-stream", body = String, description = "Events"),
         (status = 204, description = "The last event seen was the final one: do not connect again"),
         (status = 404, body = ProblemBody, description = "sale-not-found"),
     ),

@@ -101,6 +101,7 @@ impl From<Order> for OrderView {
 
 /// How to read an order.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ShowQuery {
     /// Wait so many seconds, 0 to 30, for the order to leave `queued`.
@@ -115,7 +116,7 @@ const WAIT_MAX_S: u64 = 30;
     get, path = "/api/v1/orders/{order}", tag = "orders", security(("bearer" = [])),
     params(("order" = String, Path, description = "The order's id"), ShowQuery),
     responses(
-        (status = 200, body = OrderView),
+        (status = 200, body = OrderView, description = "The order"),
         (status = 400, body = ProblemBody, description = "invalid-request"),
         (status = 401, body = ProblemBody, description = "unauthorized"),
         (status = 404, body = ProblemBody, description = "order-not-found; also when it is another's"),
@@ -228,6 +229,7 @@ async fn try_cancel(state: &State, id: OrderId, user: &UserId) -> Result<Cancell
 
 /// Which orders to list.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListQuery {
     /// Only of this sale; then the queued ones too.
@@ -247,7 +249,7 @@ const LIMIT_MAX: u64 = 100;
 #[utoipa::path(
     get, path = "/api/v1/orders", tag = "orders", security(("bearer" = [])), params(ListQuery),
     responses(
-        (status = 200, body = OrderPage),
+        (status = 200, body = OrderPage, description = "A page"),
         (status = 400, body = ProblemBody, description = "invalid-request"),
         (status = 401, body = ProblemBody, description = "unauthorized"),
         (status = 404, body = ProblemBody, description = "sale-not-found"),

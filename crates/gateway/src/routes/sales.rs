@@ -101,7 +101,7 @@ impl From<CatalogueSale> for SaleView {
 #[utoipa::path(
     get, path = "/api/v1/sales", tag = "sales",
     responses(
-        (status = 200, body = SaleList),
+        (status = 200, body = SaleList, description = "The sales"),
         (status = 304, description = "Nothing has changed but the time"),
     ),
 )]
@@ -117,7 +117,7 @@ pub(crate) async fn list(request: HttpRequest, state: web::Data<State>) -> HttpR
     get, path = "/api/v1/sales/{sale}", tag = "sales",
     params(("sale" = String, Path, description = "The sale's id")),
     responses(
-        (status = 200, body = SaleAnswer),
+        (status = 200, body = SaleAnswer, description = "The sale"),
         (status = 304, description = "Nothing has changed but the time"),
         (status = 404, body = ProblemBody, description = "sale-not-found"),
     ),

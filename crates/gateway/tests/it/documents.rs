@@ -73,6 +73,33 @@ fn slugs_in_the_code() -> BTreeSet<&'static str> {
 }
 
 #[test]
+fn the_documents_keep_the_rules_of_openapi_where_a_slip_is_easy() {
+    for document in [api_document(), operators_document()] {
+        let document = serde_json::to_value(document).expect("is JSON");
+        for (path, item) in document["paths"].as_object().expect("has paths") {
+            for (method, call) in item.as_object().expect("has methods") {
+                let what = format!("{method} {path}");
+                let parameters = call["parameters"].as_array().into_iter().flatten();
+                let in_path = parameters.filter(|parameter| parameter["in"] == "path");
+                let named: Vec<String> =
+                    in_path.map(|parameter| parameter["name"].to_string()).collect();
+                let wanted: Vec<String> = path
+                    .split('/')
+                    .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+                    .map(|name| format!("{name:?}"))
+                    .collect();
+                assert_eq!(named, wanted, "{what}: what is not in the path is in the query");
+                for (status, response) in call["responses"].as_object().expect("has responses") {
+                    assert!(response["description"].is_string(), "{what}: {status}");
+                    let is_problem = response["content"].get("application/problem+json").is_some();
+                    assert_eq!(is_problem, status.starts_with(['4', '5']), "{what}: {status}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn the_document_says_how_to_sign_in_and_where_one_must() {
     let document: Value = serde_json::to_value(api_document()).expect("is JSON");
     let scheme = &document["components"]["securitySchemes"]["bearer"];

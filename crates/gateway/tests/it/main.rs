@@ -20,6 +20,7 @@ mod place;
 mod production;
 mod read;
 mod replicas;
+mod report;
 mod requests;
 mod shutdown;
 mod support;
