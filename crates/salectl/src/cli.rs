@@ -41,7 +41,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 pub(crate) struct RemoteArgs {
     /// Work through the operators' API of the gateway whose admin port this is, and not in the stores:
-    /// sale, ledger, report, dead and rebuild. The operator's token is in FLASHSALE_TOKEN
+    /// sale, ledger, report, dead, workers, audit-log and rebuild. The operator's token is in FLASHSALE_TOKEN
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) remote: Option<String>,
 
@@ -122,6 +122,12 @@ pub(crate) enum Command {
         command: RefundsCommand,
     },
 
+    /// Show who works on the orders of each partition, and what waits for them
+    Workers,
+
+    /// Show who did what, newest first
+    AuditLog(AuditLogArgs),
+
     /// Load what Redis holds of the sale's whole partition from the database again
     ///
     /// Nobody is admitted to the partition's sales meanwhile. Order-workers must be running: what
@@ -141,6 +147,8 @@ pub(crate) enum SaleCommand {
     List,
     /// Show a sale
     Show(SaleArgs),
+    /// Change a draft's description, or the title of a sale that is not closed
+    Edit(EditArgs),
     /// Put a draft on sale; on a published sale, complete what an earlier try left undone
     Publish(SaleArgs),
     /// Admit nobody until it is resumed; what was admitted goes on
@@ -167,6 +175,69 @@ pub(crate) enum RefundsCommand {
         #[arg(value_name = "PAYMENT_ID")]
         payment: i64,
     },
+}
+
+/// Which lines of the audit log.
+#[derive(Debug, Args)]
+pub(crate) struct AuditLogArgs {
+    /// Only by this operator or program
+    #[arg(long, value_name = "WHO")]
+    pub(crate) actor: Option<String>,
+
+    /// Only of this action, such as sale.publish
+    #[arg(long, value_name = "ACTION")]
+    pub(crate) action: Option<String>,
+
+    /// Only of this sale, order or entry
+    #[arg(long, value_name = "ID")]
+    pub(crate) subject: Option<String>,
+
+    /// At most so many, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) limit: u64,
+}
+
+/// What of a sale is to be another.
+#[derive(Debug, Args)]
+#[command(after_help = "Of a published or paused sale only the title can be changed.")]
+pub(crate) struct EditArgs {
+    /// The sale's id
+    #[arg(value_name = "ID")]
+    pub(crate) sale: SaleId,
+
+    /// What buyers read, 1 to 200 characters
+    #[arg(long, value_name = "T")]
+    pub(crate) title: Option<String>,
+
+    /// When buyers are first admitted
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) opens: Option<When>,
+
+    /// When they no longer are
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) closes: Option<When>,
+
+    /// Open orders that one buyer may have, of one unit each
+    #[arg(long, value_name = "L",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(PER_BUYER_MAX)))]
+    pub(crate) per_buyer: Option<u16>,
+
+    /// Price of a unit in minor units (fen, cents)
+    #[arg(long, value_name = "AMOUNT", allow_negative_numbers = true, requires = "currency")]
+    pub(crate) price: Option<i64>,
+
+    /// The price's currency, by ISO 4217
+    #[arg(long, value_name = "CODE", requires = "price")]
+    pub(crate) currency: Option<Currency>,
+
+    /// How long a buyer has to pay
+    #[arg(long, value_name = "DURATION", value_parser = whole_seconds)]
+    pub(crate) payment_window: Option<Duration>,
+
+    /// `reacquire` or `refund`: what becomes of money that comes later
+    #[arg(long, value_name = "POLICY", value_parser = |text: &str| text.parse::<LatePayment>())]
+    pub(crate) late_payment: Option<LatePayment>,
 }
 
 /// A change of a sale's stock.

@@ -2,8 +2,10 @@
 //! that are printed.
 
 pub(crate) mod audit;
+pub(crate) mod audit_log;
 pub(crate) mod dead;
 pub(crate) mod doctor;
+pub(crate) mod edit;
 pub(crate) mod ledger;
 pub(crate) mod migrate;
 pub(crate) mod pay;
@@ -13,6 +15,7 @@ pub(crate) mod report;
 pub(crate) mod sale;
 pub(crate) mod settle;
 pub(crate) mod token;
+pub(crate) mod workers;
 
 use flashsale_bootstrap::Settings;
 use flashsale_operations::{Operations, connect};

@@ -20,8 +20,8 @@ use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
 use crate::cli::{Cli, Command, RemoteArgs};
 use crate::commands::{
-    audit, dead, doctor, ledger, migrate, pay, rebuild, refunds, report, sale, settle,
-    token as mint,
+    audit, audit_log, dead, doctor, ledger, migrate, pay, rebuild, refunds, report, sale, settle,
+    token as mint, workers,
 };
 use crate::failure::Failure;
 use crate::output::Output;
@@ -78,6 +78,8 @@ async fn carry_out(
         Command::Refunds { command } => {
             refunds::run(command, access.settings("refunds")?, output).await
         }
+        Command::Workers => workers::run(access, output).await,
+        Command::AuditLog(args) => audit_log::run(args, access, output).await,
         Command::Rebuild { sale } => rebuild::run(sale, access, output).await,
     }
 }

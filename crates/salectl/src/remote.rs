@@ -112,7 +112,16 @@ impl Remote {
         self.ask(self.client.request(Method::POST, self.url(path)).json(body), None).await
     }
 
-    /// The same under a key.
+    /// Changes some fields of something.
+    pub(crate) async fn patch<T: DeserializeOwned>(
+        &self,
+        path: impl fmt::Display,
+        body: &Value,
+    ) -> Result<T, Failure> {
+        self.ask(self.client.request(Method::PATCH, self.url(path)).json(body), None).await
+    }
+
+    /// Changes something under a key.
     pub(crate) async fn post_once<T: DeserializeOwned>(
         &self,
         path: impl fmt::Display,

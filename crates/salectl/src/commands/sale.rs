@@ -7,7 +7,7 @@ use flashsale_operations::SaleView;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::ACTOR;
+use super::{ACTOR, edit};
 use crate::Verdict;
 use crate::cli::{CreateArgs, SaleArgs, SaleCommand, StockArgs};
 use crate::failure::Failure;
@@ -50,6 +50,10 @@ pub(crate) async fn run(
                     super::operations(settings).await?.get_sale(sale).await?.into()
                 }
             };
+            output.print(&shown, || describe(&shown))?;
+        }
+        SaleCommand::Edit(args) => {
+            let shown = edit::edit(args, access).await?;
             output.print(&shown, || describe(&shown))?;
         }
         SaleCommand::Publish(args) => step(args.sale, Step::Publish, access, output).await?,

@@ -113,8 +113,44 @@ fn a_sale_is_run_from_far_away_and_looks_the_same() {
         [&json!(2), &json!({ "amount": 9900, "currency": "EUR" }), &json!(300), &json!("refund")]
     );
     far.same(&["sale", "show", &sale]);
+    let edited = far.ok(&[
+        "--json",
+        "sale",
+        "edit",
+        &sale,
+        "--title",
+        "Ticket",
+        "--closes",
+        "2089-01-01T00:00:00Z",
+        "--price",
+        "5",
+        "--currency",
+        "CNY",
+        "--payment-window",
+        "1m",
+        "--late-payment",
+        "reacquire",
+    ]);
+    let edited: Value = serde_json::from_str(&edited).expect("is JSON");
+    let expected = json!({ "title": "Ticket", "closes_at": "2089-01-01T00:00:00.000Z",
+        "price": { "amount": 5, "currency": "CNY" }, "payment_window_s": 60, "per_buyer": 2,
+        "late_payment": "reacquire", "opens_at": shown["opens_at"] });
+    for (field, value) in expected.as_object().expect("an object") {
+        assert_eq!(edited[field], *value, "{field}");
+    }
+    for edit in [
+        &["--per-buyer", "3"][..],
+        &["--title", " "],
+        &["--opens", "2090-01-01T00:00:00Z"],
+        &["--opens", "2025-01-01T00:00:00Z", "--title", "Voucher"],
+        &[],
+    ] {
+        far.same(&[&["sale", "edit", &sale][..], edit].concat());
+    }
     far.same(&["sale", "pause", &sale]);
     far.same(&["sale", "publish", &sale]);
+    far.same(&["sale", "edit", &sale, "--per-buyer", "1"]);
+    assert!(far.same(&["workers"]).stdout.contains("NO WORKER"));
     assert_eq!(far.ok(&["sale", "pause", &sale]), format!("sale {sale} is paused\n"));
     far.same(&["sale", "publish", &sale]);
     assert_eq!(far.ok(&["sale", "resume", &sale]), format!("sale {sale} is published\n"));
@@ -143,6 +179,10 @@ fn a_sale_is_run_from_far_away_and_looks_the_same() {
     far.same(&["report", &sale]);
     far.same(&["sale", "resume", &sale]);
     far.same(&["sale", "list"]);
+    let log = far.same(&["audit-log", "--subject", &sale, "--actor", "far", "--limit", "3"]).stdout;
+    assert!(log.lines().count() == 3 && log.contains("sale.close"), "{log}");
+    far.same(&["audit-log", "--action", "sale.stock"]);
+    far.same(&["audit-log", "--actor", "nobody"]);
     for command in [&["sale", "show", "999"][..], &["ledger", "999"], &["rebuild", "999"]] {
         assert!(far.same(command).stderr.contains("there is no sale 999"));
     }
