@@ -32,7 +32,7 @@ use crate::routes::{events, orders, payments, placing, sales};
         orders::cancel,
         payments::webhook,
     ),
-    modifiers(&Bearer, &Problems),
+    modifiers(&Bearer, &Problems, &Names),
     tags(
         (name = "sales", description = "What is for sale, and when"),
         (name = "orders", description = "Placing, following and cancelling orders"),
@@ -73,7 +73,7 @@ struct Api;
         operators::audit_log::list,
     ),
     components(schemas(ProblemBody)),
-    modifiers(&Bearer, &Problems),
+    modifiers(&Bearer, &Problems, &Names),
     tags(
         (name = "sales", description = "What is sold, and where every unit is"),
         (name = "orders", description = "Orders of all buyers"),
@@ -113,6 +113,22 @@ impl Modify for Problems {
                     && let Some(content) = response.content.shift_remove("application/json")
                 {
                     response.content.insert("application/problem+json".to_owned(), content);
+                }
+            }
+        }
+    }
+}
+
+/// A call is named by its tag and its handler, because handlers of several tags have one name.
+struct Names;
+
+impl Modify for Names {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        for item in document.paths.paths.values_mut() {
+            for call in [&mut item.get, &mut item.post, &mut item.patch].into_iter().flatten() {
+                if let (Some(tags), Some(name)) = (&call.tags, &call.operation_id) {
+                    call.operation_id =
+                        Some(format!("{}_{name}", tags.join("_")).replace('-', "_"));
                 }
             }
         }

@@ -76,9 +76,11 @@ fn slugs_in_the_code() -> BTreeSet<&'static str> {
 fn the_documents_keep_the_rules_of_openapi_where_a_slip_is_easy() {
     for document in [api_document(), operators_document()] {
         let document = serde_json::to_value(document).expect("is JSON");
+        let mut names = BTreeSet::new();
         for (path, item) in document["paths"].as_object().expect("has paths") {
             for (method, call) in item.as_object().expect("has methods") {
                 let what = format!("{method} {path}");
+                assert!(names.insert(call["operationId"].to_string()), "{what}: its name is taken");
                 let parameters = call["parameters"].as_array().into_iter().flatten();
                 let in_path = parameters.filter(|parameter| parameter["in"] == "path");
                 let named: Vec<String> =
