@@ -1,8 +1,7 @@
 //! The operators' API: who may use it, a sale's life in it, and what it refuses.
 
-use flashsale_domain::SaleState;
 use flashsale_gateway::operators_document;
-use flashsale_test_support::{RedisServer, eventually};
+use flashsale_test_support::eventually;
 use jsonwebtoken::{Algorithm, EncodingKey};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -340,23 +339,4 @@ async fn what_a_state_does_not_allow_is_refused_with_the_reason() {
     let direct = app.direct_sale(1).await;
     let rebuilt = post(&app, &format!("/admin/v1/sales/{direct}/rebuild"), json!({})).await;
     refuses(rebuilt, "refused", "nothing in Redis to rebuild");
-}
-
-#[tokio::test]
-async fn a_change_goes_on_to_its_end_when_the_operator_hangs_up() {
-    let redis = RedisServer::start();
-    let app = TestApp::spawn_on(&redis, &[]).await;
-    let sale = app.sale(10).await;
-    app.hold_scripts();
-    let url = format!("http://{}/admin/v1/sales/{sale}/pause", app.at.admin);
-    let asking = tokio::spawn(app.client.post(url).bearer_auth(operator()).send());
-    app.wait_until_held(1).await;
-    asking.abort();
-    app.resume_scripts();
-    eventually(SOON, "the sale is paused, and the log says by whom", async || {
-        let log = get(&app, "/admin/v1/audit-log?action=sale.pause").await.body;
-        let state = app.operations.get_sale(sale).await.expect("a sale").state;
-        (log["lines"][0]["actor"].clone(), state) == (json!("an operator"), SaleState::Paused)
-    })
-    .await;
 }
