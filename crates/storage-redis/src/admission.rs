@@ -102,7 +102,8 @@ impl AdmissionConnection {
         Ok(self.line.noted(answer)?)
     }
 
-    /// Decides every request of `requests`, in order and atomically.
+    /// Decides every request of `requests`, in order and atomically: at most 1,000, the greatest
+    /// `admission.batch_max`, because Lua's stack holds some thousand arguments of one command.
     ///
     /// # Errors
     /// When Redis could not be asked, or its answer did not come: see

@@ -128,9 +128,11 @@ on_both!(a_dead_letter_that_holds_no_unit_is_no_imbalance, async |stand: Stand| 
     stand.ask::<String>(&[&["XADD", &key, "*"][..], &forged].concat()).await;
     // An order that comes again with another key.
     let mut changed = entries;
+    let digest = |buyer| press(buyer).digest.expect("a digest").as_str().to_owned();
     for (name, value) in &mut changed[0].fields {
-        if name == b"k" {
-            *value = press("somebody").digest.expect("a digest").as_str().as_bytes().to_vec();
+        if name == b"o" {
+            let order = String::from_utf8(value.clone()).expect("is text");
+            *value = order.replace(&digest("buyer-0"), &digest("somebody")).into_bytes();
         }
     }
     assert_eq!(stand.process(changed).await.dead, 1);

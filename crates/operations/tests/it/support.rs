@@ -26,6 +26,9 @@ pub(crate) const SOON: Duration = Duration::from_secs(60);
 const OPENS_MS: i64 = 1_704_153_600_000;
 const CLOSES_MS: i64 = 3_786_912_000_000;
 
+/// What one call of the admission script takes: the greatest `admission.batch_max`.
+const PRESSES_PER_CALL: usize = 1_000;
+
 /// Runs a test on a SQLite database and on a PostgreSQL database, as `name::sqlite` and
 /// `name::postgres`.
 macro_rules! on_both {
@@ -175,12 +178,15 @@ impl Stand {
     /// The buyers `<prefix>-0` to `<prefix>-<count - 1>` get an order each; their ids in that order.
     pub(crate) async fn admit(&self, sale: &Sale, prefix: &str, count: usize) -> Vec<OrderId> {
         let presses: Vec<_> = (0..count).map(|i| press(&format!("{prefix}-{i}"))).collect();
-        let outcomes = self.press(sale, &presses).await;
         let order_id = |outcome| match outcome {
             Ok(Admission { order_id, replayed: false }) => order_id,
             other => panic!("not admitted: {other:?}"),
         };
-        outcomes.into_iter().map(order_id).collect()
+        let mut ids = Vec::with_capacity(count);
+        for presses in presses.chunks(PRESSES_PER_CALL) {
+            ids.extend(self.press(sale, presses).await.into_iter().map(order_id));
+        }
+        ids
     }
 
     /// Reads up to `count` new entries.
