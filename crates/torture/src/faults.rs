@@ -22,6 +22,15 @@ use crate::{Kind, poison};
 /// that it dies with something in its hands.
 const HELD_STILL: Duration = Duration::from_millis(120);
 
+/// How often it is held still anew when it was between two reads, and nothing was handed to it.
+const HELD_STILL_TIMES: u32 = 8;
+
+/// How long all workers are held still, at the most, until there are entries to take: with what went
+/// before less than `worker.reclaim_idle`, or they would lose what they hold.
+const GATHERS_WITHIN: Duration = Duration::from_millis(700);
+/// Entries that are enough of them.
+const GATHERED_MIN: usize = 20;
+
 /// How long the backlog may take to drain while Redis takes no new orders.
 const DRAINS_WITHIN: Duration = Duration::from_secs(10);
 
@@ -65,15 +74,10 @@ impl Deployment {
         home: Partition,
         damage: &mut Damage,
     ) -> anyhow::Result<()> {
-        let worker = &mut self.workers[fault.worker];
         match fault.kind {
-            Kind::WorkerKill => {
-                worker.freeze();
-                sleep(HELD_STILL).await;
-                block_in_place(|| worker.member.program.kill_9());
-            }
-            Kind::WorkerFreeze => worker.freeze(),
-            Kind::WorkerTerminate => worker.member.program.terminate(),
+            Kind::WorkerKill => self.kill_worker(fault.worker, home).await?,
+            Kind::WorkerFreeze => self.workers[fault.worker].freeze(),
+            Kind::WorkerTerminate => self.workers[fault.worker].member.program.terminate(),
             Kind::RedisKill => block_in_place(|| self.redis_server.kill_9()),
             Kind::RedisFlush => {
                 self.raw.flush_all().await?;
@@ -167,6 +171,25 @@ impl Deployment {
             | Kind::PoisonEntries
             | Kind::PostgresTerminate => {}
         }
+        Ok(())
+    }
+
+    /// Kills a worker that holds entries, if it can be caught with some.
+    async fn kill_worker(&mut self, place: usize, home: Partition) -> anyhow::Result<()> {
+        let consumer = self.workers[place].consumer_part();
+        let tries = if self.workers[place].is_frozen { 0 } else { HELD_STILL_TIMES };
+        for _ in 0..tries {
+            self.workers[place].freeze();
+            sleep(HELD_STILL).await;
+            // A Redis that another fault has taken away says nothing.
+            let held = self.raw.list_pending(home).await.unwrap_or_default();
+            if held.iter().any(|held| held.consumer.contains(&consumer)) {
+                break;
+            }
+            self.workers[place].wake();
+            sleep(HELD_STILL).await;
+        }
+        block_in_place(|| self.workers[place].member.program.kill_9());
         Ok(())
     }
 
@@ -264,6 +287,11 @@ impl Deployment {
             self.workers[place].freeze();
         }
         sleep(HELD_STILL).await;
+        let gathered = try_eventually(GATHERS_WITHIN, "entries to take", async || {
+            self.raw.list_entries(home).await.is_ok_and(|entries| entries.len() >= GATHERED_MIN)
+        });
+        // Where the buyers have gone home there are fewer.
+        gathered.await.ok();
         let taken = self.take_from_stream(fault, home, damage).await;
         block_in_place(|| self.workers[fault.worker].member.program.kill_9());
         for place in still {

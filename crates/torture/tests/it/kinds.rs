@@ -43,7 +43,7 @@ fn run(plan: &Plan, metric: &str) -> Round {
     });
     let failures = outcome.failures.join("\n");
     assert!(failures.is_empty(), "{failures}\n{plan:?}\n{}", logs_of(plan.seed).display());
-    assert!(outcome.orders > 100, "buyers were served: {outcome:?}");
+    assert!(outcome.orders > 50, "buyers were served: {outcome:?}");
     let rise = after.iter().map(|(worker, value)| value - before.get(worker).unwrap_or(&0.0)).sum();
     Round { outcome, rise }
 }
