@@ -73,6 +73,12 @@ bench-peers: ## measure the worker beside BullMQ and FastStream: needs node, npm
 	@$(CARGO) build --release --workspace --bins
 	@exec $(TARGET_DIR)/release/bench peers --installed $(TARGET_DIR)/bench/peers
 
+.PHONY: bench-ways
+bench-ways: ## measure the ways into the database, by batch size: VALUES, arrays, COPY; SQLite
+	@$(ENSURE_SERVICES) --postgres
+	@$(CARGO) build --release --workspace --bins
+	@exec $(TARGET_DIR)/release/bench ways
+
 .PHONY: races
 races: deps build ## what happens at one instant, again and again: RACES=n times (half an hour without it)
 	@FLASHSALE_TEST_ROUNDS=$(or $(RACES),500) $(CARGO) test --release --workspace --test it -- \

@@ -21,6 +21,7 @@ mod report;
 mod round;
 mod sql_ceiling;
 mod stack;
+mod ways;
 mod worker;
 
 use std::collections::BTreeSet;
@@ -102,6 +103,8 @@ enum Command {
     Instructions(instructions::What),
     /// Other stream workers beside ours
     Peers(peers::What),
+    /// The ways into the database, by batch size
+    Ways(ways::What),
     /// One of the bench's own servers
     #[command(hide = true)]
     Serve {
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
         Some(Command::Memory(what)) => block_on(memory::measure(what)),
         Some(Command::Instructions(what)) => block_on(instructions::measure(what)),
         Some(Command::Peers(what)) => block_on(peers::measure(what)),
+        Some(Command::Ways(what)) => block_on(ways::measure(what)),
         None => block_on(measure(&cli.what)),
     };
     match done {

@@ -57,7 +57,7 @@ pub(crate) async fn measure(
 }
 
 /// Orders as a stream would give them: ids that rise, a buyer and a key each.
-fn orders(sale: SaleId, count: u32, run: usize) -> anyhow::Result<Vec<NewOrder>> {
+pub(crate) fn orders(sale: SaleId, count: u32, run: usize) -> anyhow::Result<Vec<NewOrder>> {
     let partition = Partition::new(0).context("the first partition")?;
     // Each run has a time of its own, so that no two give the same id; 40 orders a millisecond.
     let from_ms = 1_764_000_000_000 + u64::try_from(run)? * 100_000_000;
