@@ -187,6 +187,8 @@ pub struct WorkerSettings {
     pub in_flight: usize,
     /// How long one read waits for new orders.
     pub block: Duration,
+    /// How long orders of a crowd are gathered for the next transaction.
+    pub linger: Duration,
     /// How long an unfinished order stays with a worker that says nothing.
     pub reclaim_idle: Duration,
     /// Solo attempts before an order is set aside.
@@ -390,6 +392,7 @@ impl Settings {
                 in_flight: from.integer("worker.in_flight", 1..=16),
                 // Not 0, which to Redis is for ever: the reader must come back to see a shutdown.
                 block: from.duration("worker.block", millis(10)..=secs(60)),
+                linger: from.duration("worker.linger", secs(0)..=secs(1)),
                 reclaim_idle: from.duration("worker.reclaim_idle", secs(1)..=secs(3600)),
                 max_deliveries: from.integer("worker.max_deliveries", 1..=100),
                 drain_deadline: from.duration("worker.drain_deadline", secs(0)..=secs(600)),

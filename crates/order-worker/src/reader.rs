@@ -2,7 +2,8 @@
 //!
 //! The hand-over holds one batch: a database that is slow or away stops the reading, and the entries
 //! wait on the stream, where every worker can get them. After a batch that was not full, nothing more
-//! waits there: the reader lets the transactions end, so that what comes meanwhile is one batch.
+//! waits there: the reader lets the transactions end, so that what comes meanwhile is one batch. Behind
+//! a crowd's it lingers a little for the same reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +14,16 @@ use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_domain::Partition;
 use flashsale_storage_redis::{OrderReader, ReadError, Redis, RedisFault};
 use tokio::sync::mpsc::Sender;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::backoff::Backoff;
 use crate::hands::Hands;
 use crate::in_flight::Busy;
 use crate::process::Batch;
+
+/// As many orders in one read are a crowd's.
+const CROWD: usize = 64;
 
 /// When a reader last heard from Redis: what readiness looks at.
 #[derive(Debug, Clone)]
@@ -83,13 +87,14 @@ impl Reader {
                         continue;
                     }
                     let is_full = entries.len() >= self.settings.batch;
+                    let of_a_crowd = entries.len() >= CROWD;
                     self.hands.take(&entries);
                     self.busy.begin();
                     if self.batches.send(Batch::Fresh(entries)).await.is_err() {
                         return;
                     }
                     if !is_full {
-                        self.busy.wait_for_end().await;
+                        tokio::join!(self.busy.wait_for_end(), self.linger(of_a_crowd, &shutdown));
                     }
                 }
                 Err(failure) => {
@@ -116,6 +121,13 @@ impl Reader {
                     }
                 }
             }
+        }
+    }
+
+    /// What comes in meanwhile is one batch. Few orders at a time are no crowd, and never wait.
+    async fn linger(&self, of_a_crowd: bool, shutdown: &Shutdown) {
+        if of_a_crowd {
+            let _either_way = timeout(self.settings.linger, shutdown.requested()).await;
         }
     }
 

@@ -170,6 +170,7 @@ fn wrong_values_are_refused_with_what_is_allowed() {
         ("[http]\nbody_timeout = \"0s\"", &[], &["http.body_timeout", "out of range", "100ms"]),
         // To Redis, a wait of nothing is one without an end.
         ("[worker]\nblock = \"0s\"", &[], &["worker.block", "out of range", "10ms to 1m"]),
+        ("[worker]\nlinger = \"2s\"", &[], &["worker.linger", "out of range", "0s to 1s"]),
         (
             "[catalogue]\nrefresh = \"2s\"",
             &[],

@@ -55,6 +55,32 @@ async fn a_batch_that_waits_keeps_no_other_from_its_rows_and_is_not_acknowledged
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_behind_a_crowd_is_gathered_into_one_transaction() {
+    let stand = Plan::postgres().with("worker.linger", "1s").stand().await;
+    let sale = stand.publish(1_000).await;
+    let worker = stand.worker().await;
+    let mut transactions = Vec::new();
+    // A machine that stands still for a second is given another try.
+    for attempt in 1..=3 {
+        stand.admit(&sale, &format!("crowd{attempt}"), 100).await;
+        stand.wait_for_rows(attempt * 120 - 20).await;
+        for wave in 1..=4 {
+            stand.admit(&sale, &format!("behind{attempt}-{wave}"), 5).await;
+        }
+        stand.wait_for_rows(attempt * 120).await;
+        let count = format!(
+            "SELECT count(DISTINCT committed_ms) FROM orders WHERE user_id LIKE 'behind{attempt}-%'"
+        );
+        transactions.push(stand.try_value::<i64>(&count).await.expect("a number"));
+        if transactions.last() == Some(&1) {
+            break;
+        }
+    }
+    assert_eq!(transactions.last(), Some(&1), "{transactions:?}");
+    worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_suspect_waits_until_nothing_else_is_in_flight() {
     let stand = Plan::postgres().impatient().with("worker.in_flight", "4").stand().await;
     let (locked, free) = (stand.publish(100).await, stand.publish(100).await);
