@@ -5,7 +5,8 @@
 --
 -- Returns the number of this attempt; or -1 when no attempt is left: the entry is to be set aside.
 --
--- The count lives in Redis because the worker that is about to crash takes its own memory with it.
+-- The count lives in Redis because the worker that is about to crash takes its own memory with it. It
+-- runs also where Redis has no memory left: see count_suspects.lua.
 
 local attempts = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0)
 if attempts >= tonumber(ARGV[2]) then return -1 end

@@ -7,7 +7,7 @@ use flashsale_domain::{EntryId, Partition};
 
 use crate::connect::millis;
 use crate::order_stream::GROUP;
-use crate::scripts::{COUNT_ATTEMPT, HOLD};
+use crate::scripts::{COUNT_ATTEMPT, COUNT_SUSPECTS, HOLD};
 use crate::{Redis, RedisFault};
 
 /// Idle time that is above any reclaim_idle: entries handed back with it are taken at the next look.
@@ -73,18 +73,14 @@ impl Redis {
         partition: Partition,
         ids: &[EntryId],
     ) -> Result<Vec<u32>, RedisFault> {
-        if ids.is_empty() {
-            return Ok(Vec::new());
+        let mut reclaims = Vec::with_capacity(ids.len());
+        // 1,000 a call: Redis serves nobody else while a script runs.
+        for chunk in ids.chunks(1000) {
+            let fields = chunk.iter().map(|id| format!("r:{id}"));
+            reclaims.extend(self.count_suspects(partition, 1, fields).await?);
         }
-        let mut pipeline = redis::pipe();
-        for id in ids {
-            pipeline
-                .cmd("HINCRBY")
-                .arg(self.keys.suspects(partition))
-                .arg(format!("r:{id}"))
-                .arg(1);
-        }
-        Ok(pipeline.query_async(&mut self.connection().await?).await?)
+        let counts = reclaims.into_iter().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        Ok(counts.collect())
     }
 
     /// Counts an attempt with an entry, just before it is made; `None` when none of `allowed` is left.
@@ -115,9 +111,22 @@ impl Redis {
         partition: Partition,
         id: EntryId,
     ) -> Result<(), RedisFault> {
-        let mut command = redis::cmd("HINCRBY");
-        command.arg(self.keys.suspects(partition)).arg(format!("a:{id}")).arg(-1);
-        Ok(command.query_async(&mut self.connection().await?).await?)
+        self.count_suspects(partition, -1, [format!("a:{id}")]).await.map(drop)
+    }
+
+    /// Adds to these counts; returns them.
+    async fn count_suspects(
+        &self,
+        partition: Partition,
+        add: i64,
+        fields: impl IntoIterator<Item = String>,
+    ) -> Result<Vec<i64>, RedisFault> {
+        let mut call = COUNT_SUSPECTS.prepare_invoke();
+        call.key(self.keys.suspects(partition)).arg(add);
+        for field in fields {
+            call.arg(field);
+        }
+        Ok(call.invoke_async(&mut self.connection().await?).await?)
     }
 
     /// Forgets what was counted of entries that are done.

@@ -8,10 +8,16 @@ use std::sync::LazyLock;
 use redis::Script;
 
 macro_rules! script {
-    ($(#[$doc:meta])* $name:ident = $($file:literal),+) => {
-        $(#[$doc])*
+    ($name:ident = $($file:literal),+) => {
+        script!(@ $name, "", $($file),+);
+    };
+    // Also where Redis has no memory left: for a few bytes without which nothing would make room again.
+    (also_when_full $name:ident = $($file:literal),+) => {
+        script!(@ $name, "#!lua flags=allow-oom\n", $($file),+);
+    };
+    (@ $name:ident, $head:literal, $($file:literal),+) => {
         pub(crate) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(concat!($(include_str!(concat!("../../../lua/", $file)), "\n"),+))
+            Script::new(concat!($head, $(include_str!(concat!("../../../lua/", $file)), "\n"),+))
         });
     };
 }
@@ -47,7 +53,8 @@ script!(REACQUIRE = "lib/gate.lua", "lib/record.lua", "reacquire.lua");
 script!(ADJUST_STOCK = "lib/gate.lua", "adjust_stock.lua");
 script!(CLAIM = "claim.lua");
 script!(HOLD = "hold.lua");
-script!(COUNT_ATTEMPT = "count_attempt.lua");
+script!(also_when_full COUNT_ATTEMPT = "count_attempt.lua");
+script!(also_when_full COUNT_SUSPECTS = "count_suspects.lua");
 script!(GATE_STATUS = "lib/gate.lua", "lib/order_id.lua", "lib/reply.lua", "gate_status.lua");
 script!(PRUNE_CONSUMERS = "lib/reply.lua", "prune_consumers.lua");
 script!(NEXT_DIRECT_ID = "lib/gate.lua", "lib/order_id.lua", "next_direct_id.lua");

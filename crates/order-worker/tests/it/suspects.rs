@@ -2,10 +2,10 @@
 
 use flashsale_order_worker::Processed;
 use flashsale_storage_redis::{GROUP, RawEntry};
-use flashsale_test_support::eventually;
+use flashsale_test_support::{RedisServer, eventually};
 use sea_orm::{ConnectionTrait as _, TransactionTrait as _};
 
-use crate::support::{Plan, SOON, Stand, on_both, only};
+use crate::support::{Plan, SOON, Stand, blocking, on_both, only};
 
 const DONE: Processed = Processed { done: 1, dead: 0, left: 0 };
 
@@ -131,6 +131,26 @@ async fn entries_that_came_by_reclaim_before_are_done_by_a_worker_all_the_same()
         stand.ask::<i64>(&["EXISTS", &stand.keys.suspects(only())]).await == 0
     })
     .await;
+    assert_eq!(stand.dead().await, []);
+    worker.stop().await.expect("a clean end");
+}
+
+/// What is held keeps the stream from being trimmed, and only that makes room again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_redis_keeps_neither_held_entries_nor_suspects_from_their_rows() {
+    let server = blocking(RedisServer::start);
+    let stand = Plan::sqlite().redis(&server).impatient().stand().await;
+    let sale = stand.publish(50).await;
+    let ids = stand.admit(&sale, "buyer", 50).await;
+    let held: Vec<_> = stand.read("gone", 30).await.iter().map(|entry| entry.id).collect();
+    for _ in 0..2 {
+        stand.redis.count_reclaims(only(), &held[..10]).await.expect("counted");
+    }
+    stand.ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let worker = stand.worker().await;
+    stand.wait_for_rows(50).await;
+    stand.settle().await;
+    assert_eq!(stand.open_ids().await, ids.into_iter().collect());
     assert_eq!(stand.dead().await, []);
     worker.stop().await.expect("a clean end");
 }
