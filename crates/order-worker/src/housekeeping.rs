@@ -81,6 +81,7 @@ struct Memory {
 impl Housekeeping {
     pub(crate) async fn run(self, shutdown: Shutdown) {
         start_counters();
+        metrics::gauge!("flashsale_desired_workers").set(1.0);
         let now = Instant::now();
         let mut memory = Memory { at: now, committed: 0, moved_at: now, rate: 0.0 };
         let work = async {
@@ -130,7 +131,11 @@ impl Housekeeping {
     async fn tidy_all(&self) -> Result<Option<u64>, RedisFault> {
         let (mut sum, mut refusal) = (Some(0), None);
         for (partition, _) in &self.readers {
-            match self.tidy(*partition).await {
+            let tidied = self.tidy(*partition).await;
+            if tidied.is_err() {
+                show_backlog(*partition, None);
+            }
+            match tidied {
                 Ok(backlog) => sum = sum.zip(backlog).map(|(sum, backlog)| sum + backlog),
                 // One partition's broken key must not keep the others from being tidied.
                 Err(fault) if fault.is_refused() => refusal = Some(fault),
@@ -148,11 +153,8 @@ impl Housekeeping {
         if backlog.is_some() {
             self.redis.prune_consumers(partition, prune_after).await?;
         }
-        // Unknown is absent, never 0: a gauge that says 0 says that all is done.
         let total = backlog.and_then(Backlog::total);
-        if let Some(total) = total {
-            gauge("flashsale_stream_backlog", &label, total);
-        }
+        show_backlog(partition, total);
         if total == Some(0) {
             // Nobody is under suspicion where nothing waits.
             self.redis.forget_all_suspects(partition).await?;
@@ -178,8 +180,11 @@ impl Housekeeping {
         let still = memory.moved_at.elapsed() > STANDSTILL_MAX;
         let reason = "a backlog has stood still for too long".to_owned();
         self.report(CHECK_PROGRESS, if still { Err(reason) } else { Ok(()) });
-        let wanted = desired_workers(backlog, memory.rate, self.settings.target_lag);
-        metrics::gauge!("flashsale_desired_workers").set(wanted);
+        // While nobody knows the backlog, as many as were wanted when it was last known.
+        if let Some(backlog) = backlog {
+            let wanted = desired_workers(backlog, memory.rate, self.settings.target_lag);
+            metrics::gauge!("flashsale_desired_workers").set(wanted);
+        }
     }
 
     fn report(&self, check: &'static str, result: Result<(), String>) {
@@ -193,10 +198,10 @@ impl Housekeeping {
 /// How many workers bring a backlog down within the target lag, when each commits `rate` orders a
 /// second. At least one, because somebody has to listen; at most 100, because a rate that was
 /// measured on a nearly idle worker says little.
-fn desired_workers(backlog: Option<u64>, rate: f64, target_lag: Duration) -> f64 {
+fn desired_workers(backlog: u64, rate: f64, target_lag: Duration) -> f64 {
     const RATE_MIN: f64 = 100.0;
     let within = rate.max(RATE_MIN) * target_lag.as_secs_f64();
-    (count(backlog.unwrap_or(1)) / within).ceil().clamp(1.0, 100.0)
+    (count(backlog) / within).ceil().clamp(1.0, 100.0)
 }
 
 /// What counts rare events is there from the start: an alert on an increase misses the first event of
@@ -214,6 +219,13 @@ fn start_counters() {
     }
 }
 
+/// Unknown is no number: a gauge that says 0 says that all is done, and one that stays as it was says
+/// so of a moment that is over.
+fn show_backlog(partition: Partition, total: Option<u64>) {
+    metrics::gauge!("flashsale_stream_backlog", "partition" => partition.to_string())
+        .set(total.map_or(f64::NAN, count));
+}
+
 fn gauge(name: &'static str, partition: &str, value: u64) {
     metrics::gauge!(name, "partition" => partition.to_owned()).set(count(value));
 }
@@ -226,19 +238,18 @@ mod tests {
     fn workers_are_wanted_by_backlog_rate_and_target_and_never_none() {
         let lag = Duration::from_secs(5);
         let cases = [
-            (Some(0), 0.0, 1.0),
-            (None, 5000.0, 1.0),
-            (Some(1), 0.0, 1.0),
-            (Some(25_000), 5000.0, 1.0),
-            (Some(25_001), 5000.0, 2.0),
-            (Some(100_000), 5000.0, 4.0),
+            (0, 0.0, 1.0),
+            (1, 0.0, 1.0),
+            (25_000, 5000.0, 1.0),
+            (25_001, 5000.0, 2.0),
+            (100_000, 5000.0, 4.0),
             // Nothing measured yet: a cautious guess.
-            (Some(2_000), 0.0, 4.0),
-            (Some(u64::MAX), 1.0, 100.0),
+            (2_000, 0.0, 4.0),
+            (u64::MAX, 1.0, 100.0),
         ];
         for (backlog, rate, expected) in cases {
             let wanted = desired_workers(backlog, rate, lag);
-            assert!((wanted - expected).abs() < f64::EPSILON, "{backlog:?} at {rate}: {wanted}");
+            assert!((wanted - expected).abs() < f64::EPSILON, "{backlog} at {rate}: {wanted}");
         }
     }
 }

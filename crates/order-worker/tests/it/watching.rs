@@ -53,7 +53,10 @@ async fn a_worker_that_gets_nothing_done_is_not_ready_although_both_stores_answe
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_unit_that_goes_astray_is_shown_and_named_by_one_worker() {
-    let stand = Plan::sqlite().with("worker.ledger_interval", "200ms").stand().await;
+    // What loads a memory that was lost must not load one that is only wrong: it would copy one side
+    // over the other while orders are on their way.
+    let plan = Plan::sqlite().with("worker.rebuild", "auto");
+    let stand = plan.with("worker.ledger_interval", "200ms").stand().await;
     let sale = stand.publish(100).await;
     let label = format!("sale=\"{}\"", sale.id);
     let workers = [stand.real_worker(&[]), stand.real_worker(&[])];
@@ -139,6 +142,39 @@ async fn a_redis_that_may_evict_keys_is_no_redis_to_work_with_also_where_config_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backlog_that_nobody_knows_is_no_number_and_sends_no_worker_home() {
+    let plan = Plan::sqlite().with("worker.batch", "10").with("worker.target_lag", "100ms");
+    let stand = plan.stand().await;
+    let sale = stand.publish(100).await;
+    let worker = stand.real_worker(&[]);
+    worker.admin.wait_for_readiness(true).await;
+    let shown = async || {
+        let backlog = worker.admin.metric("flashsale_stream_backlog", "").await;
+        let wanted = worker.admin.metric("flashsale_desired_workers", "").await;
+        (backlog.filter(|backlog| !backlog.is_nan()), wanted)
+    };
+    let wait_for = async |backlog, wanted| {
+        eventually(SOON, &format!("a backlog of {backlog:?}"), async || {
+            let shown = shown().await;
+            if shown == (backlog, Some(wanted)) { Ok(()) } else { Err(shown) }
+        })
+        .await;
+    };
+    let lock = stand.sql.begin().await.expect("a transaction");
+    lock.execute_unprepared("UPDATE sales SET title = title").await.expect("the write lock");
+    let ids = stand.admit(&sale, "buyer", 100).await;
+    // Nothing is measured yet: 100 a second, and 100 ms.
+    wait_for(Some(100.0), 10.0).await;
+    // A hole among those that nobody has had: Redis no longer knows how many there are.
+    let hole = ids[90].entry().to_string();
+    assert_eq!(stand.ask::<i64>(&["XDEL", &stand.keys.orders(only()), &hole]).await, 1);
+    wait_for(None, 10.0).await;
+    lock.commit().await.expect("the lock can be given back");
+    stand.wait_for_rows(99).await;
+    wait_for(Some(0.0), 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_metrics_that_others_rely_on_are_there() {
     let stand = Plan::sqlite().with("redis.partitions", "7").impatient().stand().await;
     let sale = stand.publish(100).await;
@@ -181,6 +217,7 @@ async fn the_metrics_that_others_rely_on_are_there() {
         "flashsale_commit_lag_seconds_bucket",
         "flashsale_commit_lag_seconds_count",
         "flashsale_commit_batch_size_count",
+        "flashsale_desired_workers",
         "flashsale_redis_pool_connections",
         "flashsale_database_pool_connections",
     ] {
