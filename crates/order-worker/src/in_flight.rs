@@ -99,3 +99,17 @@ impl InFlight {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    #[should_panic(expected = "a batch that panics")]
+    async fn a_panic_in_a_batch_ends_the_work_of_its_partition() {
+        let mut in_flight = InFlight { tasks: JoinSet::new(), busy: Busy::new() };
+        in_flight.busy.begin();
+        in_flight.tasks.spawn(async { panic!("a batch that panics") });
+        in_flight.end_all().await;
+    }
+}

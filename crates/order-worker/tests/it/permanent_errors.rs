@@ -12,10 +12,10 @@ use crate::support::{Plan, SOON, Stand, blocking, only};
 const WINDOW: Duration = Duration::from_secs(10);
 const LINES_A_SECOND_MAX: f64 = 2.0;
 /// Of one core.
-const CPU_MAX: f64 = 0.05;
+pub(crate) const CPU_MAX: f64 = 0.05;
 
 /// As an operator has it: the test's short pauses would cost more.
-fn with_default_pauses(plan: Plan) -> Plan {
+pub(crate) fn with_default_pauses(plan: Plan) -> Plan {
     plan.with("worker.retry_min", "100ms")
         .with("worker.retry_max", "5s")
         .with("worker.trim_interval", "1s")

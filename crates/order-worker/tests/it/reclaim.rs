@@ -1,5 +1,6 @@
 //! Entries whose worker is gone, and entries that are gone under their worker.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use flashsale_storage_redis::GROUP;
@@ -157,4 +158,63 @@ async fn entries_deleted_while_pending_are_counted_and_the_others_go_on() {
     stand.admit(&sale, "later", 10).await;
     stand.wait_for_rows(17).await;
     worker.stop().await.expect("a clean end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_side_by_side_take_over_each_entry_once_and_no_more_than_they_work_on() {
+    const ORDERS: usize = 600;
+    const BATCH: u64 = 20;
+    let plan = Plan::postgres().with("worker.batch", &BATCH.to_string());
+    let stand = plan.with("worker.in_flight", "1").stand().await;
+    let sale = stand.publish(1_000).await;
+    let ids = stand.admit(&sale, "buyer", ORDERS).await;
+    let entries = stand.read("dead-peer", ORDERS).await;
+    let lock = stand.sql.begin().await.expect("a transaction");
+    lock.execute_unprepared("SELECT id FROM sales FOR UPDATE").await.expect("locked");
+    // For an hour nobody has heard of their holder.
+    let key = stand.keys.orders(only());
+    let mut idle: Vec<String> =
+        ["XCLAIM", &key, GROUP, "dead-peer", "0"].map(ToOwned::to_owned).into();
+    idle.extend(entries.iter().map(|entry| entry.id.to_string()));
+    idle.extend(["IDLE", "3600000", "JUSTID"].map(ToOwned::to_owned));
+    let idle: Vec<&str> = idle.iter().map(String::as_str).collect();
+    assert_eq!(stand.ask::<Vec<String>>(&idle).await.len(), ORDERS);
+
+    let workers: Vec<_> = (0..3).map(|_| stand.real_worker(&[])).collect();
+    let owners = async || {
+        let mut owners: BTreeMap<String, u64> = BTreeMap::new();
+        for (_, consumer, _) in stand.held().await {
+            *owners.entry(consumer).or_default() += 1;
+        }
+        owners
+    };
+    let held = eventually(SOON, "each has as many as it works on", async || {
+        let owners = owners().await;
+        // One batch is tried, one waits for it, and one for its place.
+        let full = owners.iter().filter(|(name, held)| **held == 3 * BATCH && *name != "dead-peer");
+        if full.count() == 3 { Ok(owners) } else { Err(owners) }
+    })
+    .await;
+    // All of them look again and again, and nobody takes more.
+    for worker in &workers {
+        let tries = async || worker.admin.metric("flashsale_worker_retries_total", "").await;
+        let before = tries().await.unwrap_or(0.0);
+        eventually(SOON, "a try in vain", async || tries().await.is_some_and(|now| now > before))
+            .await;
+    }
+    assert_eq!(owners().await, held);
+
+    lock.commit().await.expect("the lock can be given back");
+    stand.wait_for_rows(i64::try_from(ORDERS).expect("few")).await;
+    stand.settle().await;
+    assert_eq!(stand.open_ids().await, ids.into_iter().collect());
+    let (mut reclaimed, mut again) = (0.0, 0.0);
+    for worker in &workers {
+        let metric = async |name, labels| worker.admin.metric(name, labels).await.unwrap_or(0.0);
+        reclaimed += metric("flashsale_reclaimed_total", "").await;
+        again += metric("flashsale_orders_committed_total", "result=\"redelivered\"").await;
+    }
+    let all = f64::from(u32::try_from(ORDERS).expect("few"));
+    assert_eq!((reclaimed, again), (all, 0.0), "each entry once");
+    assert_eq!(stand.dead().await, []);
 }
