@@ -1,8 +1,13 @@
 //! A Redis that lost its memory, or cannot prove that it is complete, is loaded from the database by a
 //! worker, without a person.
 
-use flashsale_domain::Refusal;
-use flashsale_storage_redis::GateStatus;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use flashsale_domain::{AdmissionRequest, Refusal, SaleId};
+use flashsale_operations::{Receipt, SettleAs, Settling};
+use flashsale_storage_redis::{AdmissionConnection, GateStatus};
 use flashsale_test_support::{RedisServer, eventually};
 
 use crate::support::{Plan, SOON, Stand, blocking, only, press, receipts};
@@ -37,6 +42,87 @@ async fn a_flushed_redis_heals_by_itself() {
     let audit = stand.operations.audit_sale(sale.id, &receipts("buyer", &ids[..10])).await;
     assert_eq!(audit.expect("an audit").findings, []);
     worker.stop().await.expect("a clean end");
+}
+
+/// Presses for each of these buyers until he is told yes or that all is sold; who was told yes, and his
+/// order. A few press at once.
+async fn press_to_the_end(
+    mut connection: AdmissionConnection,
+    sale: SaleId,
+    buyers: Range<usize>,
+) -> Vec<Receipt> {
+    const AT_ONCE: usize = 10;
+    let gives_up = Instant::now() + SOON;
+    let mut told = Vec::new();
+    let buyers: Vec<AdmissionRequest> = buyers.map(|i| press(&format!("buyer-{i}"))).collect();
+    for some in buyers.chunks(AT_ONCE) {
+        let mut unanswered = some.to_vec();
+        while !unanswered.is_empty() {
+            assert!(Instant::now() < gives_up, "{} buyers are not answered", unanswered.len());
+            let answered = connection.admit(only(), sale, &unanswered).await;
+            let Ok(batch) = answered else { continue };
+            let mut again = Vec::new();
+            for (request, outcome) in unanswered.into_iter().zip(batch.outcomes) {
+                match outcome {
+                    Ok(order) => {
+                        told.push(Receipt { order_id: order.order_id, user_id: request.user_id })
+                    }
+                    Err(Refusal::SoldOut) => {}
+                    Err(Refusal::NotLoaded) => again.push(request),
+                    other => panic!("{other:?}"),
+                }
+            }
+            unanswered = again;
+            // A crowd of some hundred a second.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    told
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_flushed_at_half_a_sale_goes_on_by_itself_and_sells_exactly_the_stock() {
+    const STOCK: i64 = 600;
+    // More than enough to sell again what is forgotten.
+    const BUYERS: usize = 1_500;
+    let server = blocking(RedisServer::start);
+    let stand = Plan::postgres().redis(&server).with("worker.rebuild", "auto").stand().await;
+    let sale = stand.publish(STOCK).await;
+    let workers = [stand.worker().await, stand.worker().await];
+    let connection = stand.redis.admission_connection().expect("a connection");
+    let crowd = tokio::spawn(press_to_the_end(connection, sale.id, 0..BUYERS));
+    eventually(SOON, "half of it is rows", async || stand.rows().await >= STOCK / 2).await;
+
+    stand.ask::<()>(&["FLUSHALL"]).await;
+    let flushed = Instant::now();
+    // A rebuild lets every lease of half a second run out before it opens.
+    let mut connection = stand.redis.admission_connection().expect("a connection");
+    let at_once = connection.admit(only(), sale.id, &[press("late")]).await.expect("answered");
+    assert_eq!(at_once.outcomes, [Err(Refusal::NotLoaded)]);
+    gate_is_open(&stand, &sale).await;
+    eprintln!("flushed under load: open again after {:?}", flushed.elapsed());
+
+    let told = crowd.await.expect("the crowd is served");
+    stand.settle().await;
+    let open = stand.open_ids().await;
+    let receipts = told.iter().filter(|receipt| open.contains(&receipt.order_id)).count();
+    assert_eq!((open.len(), stand.stock_left(&sale).await), (receipts, 0), "no unit is left over");
+    assert_eq!(i64::try_from(open.len()).expect("few"), STOCK);
+    let buyers: Vec<String> =
+        stand.column("SELECT user_id FROM orders WHERE state = 'awaiting_payment'").await;
+    assert_eq!(buyers.iter().collect::<HashSet<_>>().len(), buyers.len(), "nobody has two");
+    assert_eq!(stand.dead().await, []);
+    // What Redis forgot before it was a row is named, and settled by one command.
+    let lost = told.len() - receipts;
+    let settling =
+        Settling { orders: Vec::new(), settle_as: SettleAs::Order, receipts: told.clone() };
+    let settled = stand.operations.settle_lost(sale.id, &settling, "test", false).await;
+    assert!(settled.expect("settled").len() <= lost, "{lost} were lost");
+    let audit = stand.operations.audit_sale(sale.id, &told).await.expect("an audit");
+    assert_eq!(audit.findings, []);
+    for worker in workers {
+        worker.stop().await.expect("a clean end");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
