@@ -42,6 +42,26 @@ on_both!(more_open_rows_than_units_are_found, async |stand: Stand| {
     assert_eq!(ids.len(), 10);
 });
 
+on_both!(more_units_held_in_redis_than_there_are_are_found, async |stand: Stand| {
+    let (sale, _) = sold(&stand).await;
+    let key = stand.keys.sale(only(), sale.id);
+    stand.ask::<i64>(&["HINCRBY", &key, "held", "15"]).await;
+    stand.assert_found(&sale, "I1", "redis: 25 held of 20, 10 left").await;
+    stand.ask::<i64>(&["HINCRBY", &key, "held", "-15"]).await;
+    stand.ask::<i64>(&["HINCRBY", &key, "stock", "-11"]).await;
+    stand.assert_found(&sale, "I1", "redis: 10 held of 20, -1 left").await;
+});
+
+on_both!(an_entry_that_waits_for_too_long_is_found, async |stand: Stand| {
+    let sale = stand.publish(20).await;
+    let key = stand.keys.orders(only());
+    // Of 2025.
+    stand.ask::<String>(&["XADD", &key, "1764470400000-0", "hello", "world"]).await;
+    stand.assert_found(&sale, "I5", "an entry of partition 0 has waited too long").await;
+    assert_eq!(stand.work().await.dead, 1);
+    stand.assert_clean(&sale).await;
+});
+
 on_both!(a_missing_row_is_found, async |stand: Stand| {
     let (sale, ids) = sold(&stand).await;
     stand.execute(&format!("DELETE FROM orders WHERE id = {}", ids[3])).await;

@@ -67,6 +67,20 @@ on_both!(a_letter_is_tried_again_under_its_own_id, async |stand: Stand| {
     assert_eq!(log.iter().filter(|line| line.action == "dead.requeue").count(), 4);
 });
 
+on_both!(of_more_letters_than_are_asked_for_only_the_oldest_are_touched, async |stand: Stand| {
+    let (_, dead) = with_dead(&stand).await;
+    let oldest = DeadFilter { limit: 1, ..ALL };
+    let tried = stand.operations.requeue_dead(&oldest, "tester", false).await.expect("tried");
+    assert_eq!((tried.len(), tried[0].order_id), (1, Some(dead[0])));
+    let letters = stand.operations.list_dead(&ALL).await.expect("a list");
+    assert_eq!(letters.iter().map(|letter| letter.attempts).collect::<Vec<_>>(), [2, 1]);
+    stand.allow_poison().await;
+    let given_up = stand.operations.reject_dead(&oldest, "tester", false).await.expect("done");
+    assert_eq!((given_up.len(), given_up[0].order_id), (1, Some(dead[0])));
+    let left = stand.operations.list_dead(&ALL).await.expect("a list");
+    assert_eq!(left.iter().map(|letter| letter.order_id).collect::<Vec<_>>(), [Some(dead[1])]);
+});
+
 on_both!(a_dry_run_does_nothing_of_what_would_be_done, async |stand: Stand| {
     let (_, dead) = with_dead(&stand).await;
     // Nothing is in the way any more: what is not done is not done because it is a dry run.
