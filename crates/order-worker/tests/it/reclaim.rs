@@ -13,9 +13,16 @@ on_both!(a_worker_leaves_what_a_peer_has_held_for_a_moment_only, async |stand: S
     let sale = stand.publish(100).await;
     stand.admit(&sale, "held", 10).await;
     assert_eq!(stand.read("slow-peer", 10).await.len(), 10);
+    // Behind them one of a holder that nobody has heard of for an hour: when it is taken over, they have
+    // been looked at too.
+    let probe = stand.admit(&sale, "probe", 1).await[0].entry().to_string();
+    assert_eq!(stand.read("gone", 1).await.len(), 1);
+    let (key, hour) = (stand.keys.orders(only()), "3600000");
+    let idle = ["XCLAIM", &key, GROUP, "gone", "0", &probe, "IDLE", hour, "JUSTID"];
+    assert_eq!(stand.ask::<Vec<String>>(&idle).await, [probe.as_str()]);
     let worker = stand.worker().await;
     stand.admit(&sale, "buyer", 10).await;
-    stand.wait_for_rows(10).await;
+    stand.wait_for_rows(11).await;
     // They are acknowledged a moment after they are rows.
     let held = eventually(SOON, "the rows' entries to be acknowledged", async || {
         let held = stand.held().await;

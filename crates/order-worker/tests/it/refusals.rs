@@ -121,7 +121,8 @@ async fn must_be_quiet(what: &str, worker: &RealWorker) {
     let lines = worker.lines() - lines;
     let cpu = (worker.cpu_seconds() - cpu) / (WINDOW - works).as_secs_f64();
     eprintln!("{what}: {lines} lines in {WINDOW:?}, {:.2} % of one core", cpu * 100.0);
-    assert!(cpu < CPU_MAX, "{what}: {cpu} of one core");
+    // What is left pending comes again ten times as often as by default.
+    assert!(cpu < 2.0 * CPU_MAX, "{what}: {cpu} of one core");
     let most = LINES_A_SECOND_MAX * usize::try_from(WINDOW.as_secs()).expect("few");
     assert!(lines < most, "{what}: {lines} lines in {WINDOW:?}: {}", worker.program.log());
 }
