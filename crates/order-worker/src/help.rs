@@ -14,6 +14,7 @@ pub(crate) const HELP: &[(&str, &str)] = &[
     ("flashsale_entries_lost_total", "Entries that were pending and are gone from the stream"),
     ("flashsale_group_recreated_total", "Times that the stream or its group were missing"),
     ("flashsale_worker_retries_total", "Tries that the database put off"),
+    ("flashsale_redis_faults_total", "Times that Redis did not do what a part of the worker needs"),
     ("flashsale_releases_total", "Units and slots given back in Redis, by cause"),
     ("flashsale_orders_expired_total", "Orders that were not paid in time"),
     ("flashsale_events_waiting", "Changes of orders that the shop has yet to be told of"),

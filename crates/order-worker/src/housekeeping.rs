@@ -15,6 +15,7 @@ use flashsale_storage_sql::Database;
 use tokio::time::sleep;
 
 use crate::reader::LastPoll;
+use crate::redis_faults::count_redis_fault;
 
 /// How much longer than one read a reader may be silent before the worker is not ready.
 const SILENCE_MARGIN: Duration = Duration::from_secs(5);
@@ -113,7 +114,10 @@ impl Housekeeping {
                 self.report(CHECK_REDIS, Ok(()));
                 self.follow_progress(memory, backlog);
             }
-            Err(fault) => self.report(CHECK_REDIS, Err(fault.to_string())),
+            Err(fault) => {
+                count_redis_fault("housekeeping");
+                self.report(CHECK_REDIS, Err(fault.to_string()));
+            }
         }
         pools::show(&self.redis, &self.database);
         if let Ok(keeps) = self.redis.keeps_append_only_file().await {

@@ -22,6 +22,7 @@ mod process;
 mod reader;
 mod reclaim;
 mod recovery;
+mod redis_faults;
 mod relay;
 mod shop;
 mod suspect;

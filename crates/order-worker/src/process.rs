@@ -22,6 +22,7 @@ use tracing::{error, info, warn};
 use crate::backoff::Backoff;
 use crate::hands::Hands;
 use crate::housekeeping::Progress;
+use crate::redis_faults::count_redis_fault;
 
 /// How often an acknowledgement is tried before the entries are left to be delivered again.
 const ACK_TRIES: usize = 3;
@@ -291,6 +292,7 @@ impl Processor {
                 true
             }
             Err(fault) => {
+                count_redis_fault("dead-letter");
                 if let Some(kept_back) = self.unstored_log.allows() {
                     warn!(%partition, entry.id = %id, reason, error = %fault, kept_back,
                         "dead letter {id} could not be stored; its entry stays pending");
@@ -309,6 +311,7 @@ impl Processor {
             match self.redis.ack(self.partition, ids).await {
                 Ok(_) => return true,
                 Err(fault) if tries_left == 0 => {
+                    count_redis_fault("acknowledge");
                     if let Some(kept_back) = self.unacked_log.allows() {
                         warn!(partition = %self.partition, error = %fault, count = ids.len(),
                             kept_back,

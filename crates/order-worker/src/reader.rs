@@ -21,6 +21,7 @@ use crate::backoff::Backoff;
 use crate::hands::Hands;
 use crate::in_flight::Busy;
 use crate::process::Batch;
+use crate::redis_faults::count_redis_fault;
 
 /// As many orders in one read are a crowd's.
 const CROWD: usize = 64;
@@ -100,6 +101,9 @@ impl Reader {
                 Err(failure) => {
                     reader = None;
                     let first = backoff.is_fresh();
+                    if matches!(failure, ReadError::Fault(_)) {
+                        count_redis_fault("reader");
+                    }
                     match failure {
                         ReadError::GroupMissing => {
                             metrics::counter!("flashsale_group_recreated_total").increment(1);

@@ -19,6 +19,7 @@ use crate::backoff::jittered;
 use crate::hands::Hands;
 use crate::in_flight::Busy;
 use crate::process::Batch;
+use crate::redis_faults::count_redis_fault;
 
 /// The longest pause between two looks: what a leaving worker handed back is taken within it.
 const INTERVAL_MAX: Duration = Duration::from_secs(1);
@@ -51,6 +52,7 @@ impl Reclaimer {
             match looked.and(self.write_down_lost().await) {
                 Ok(()) => failing = false,
                 Err(fault) => {
+                    count_redis_fault("reclaim");
                     if !failing {
                         warn!(partition = %self.partition, error = %fault,
                             "held entries cannot be looked through; trying again");

@@ -15,6 +15,7 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::backoff::Backoff;
+use crate::redis_faults::count_if_redis;
 
 /// How often the gates are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -59,6 +60,7 @@ impl Recovery {
             match self.look_at(partition, &mut sales, backoff.is_fresh()).await {
                 Ok(()) => backoff.reset(),
                 Err(failure) => {
+                    count_if_redis("recovery", &failure);
                     if backoff.is_fresh() {
                         warn!(%partition, error = %failure, "a partition's memory is not loaded");
                     }

@@ -18,6 +18,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::backoff::Backoff;
+use crate::redis_faults::{count_if_redis, count_redis_fault};
 
 /// How often the outbox is looked at.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -62,6 +63,11 @@ impl Relay {
                     INTERVAL
                 }
                 Err(fault) => {
+                    match &fault {
+                        RelayFault::Redis(_) => count_redis_fault("relay"),
+                        RelayFault::Operation(failure) => count_if_redis("relay", failure),
+                        RelayFault::Sql(_) => {}
+                    }
                     if backoff.is_fresh() {
                         warn!(error = %fault, "what Redis is owed cannot be carried out; waiting");
                     }

@@ -5,13 +5,14 @@
 //! entry's fault. After the last attempt the entry is set aside, unless its row turns out to be there.
 
 use flashsale_domain::NewOrder;
-use flashsale_storage_redis::{RawEntry, decode};
+use flashsale_storage_redis::{RawEntry, RedisFault, decode};
 use flashsale_storage_sql::BatchFailure;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::backoff::Backoff;
 use crate::process::{Processed, Processor};
+use crate::redis_faults::count_redis_fault;
 
 impl Processor {
     /// Processes a suspect to its end, waiting out outages.
@@ -30,6 +31,9 @@ impl Processor {
                     return processed;
                 }
                 Err(outage) => {
+                    if outage.is::<RedisFault>() {
+                        count_redis_fault("suspect");
+                    }
                     if backoff.is_fresh() {
                         warn!(partition = %self.partition, entry.id = %entry.id, error = %outage,
                             "a suspect has to wait for an outage to end");

@@ -110,15 +110,20 @@ impl Work {
     }
 }
 
-/// Requires that the worker's log stays quiet for a while, and that it takes little processor time.
-async fn must_be_quiet(what: &str, worker: &RealWorker) {
+/// Requires that a number rises for as long as Redis refuses, while the log stays quiet, and that it takes
+/// little processor time.
+async fn must_be_quiet(what: &str, worker: &RealWorker, is_refused: bool) {
     let lines = worker.lines();
+    let faults = async || worker.admin.metric("flashsale_redis_faults_total", "").await;
+    let before = faults().await.unwrap_or(0.0);
     // In the first moments it does what can be done.
     let works = WINDOW / 5;
     tokio::time::sleep(works).await;
     let cpu = worker.cpu_seconds();
     tokio::time::sleep(WINDOW - works).await;
     let lines = worker.lines() - lines;
+    let now = faults().await.unwrap_or(0.0);
+    assert_eq!(now > before, is_refused, "{what}: {now} faults are counted");
     let cpu = (worker.cpu_seconds() - cpu) / (WINDOW - works).as_secs_f64();
     eprintln!("{what}: {lines} lines in {WINDOW:?}, {:.2} % of one core", cpu * 100.0);
     // What is left pending comes again ten times as often as by default.
@@ -219,7 +224,13 @@ async fn with_a_string_at(key: Key) {
 
     let worker = stand.real_worker(&[]);
     whole.must_be_done(&stand, &what).await;
-    must_be_quiet(&what, &worker).await;
+    // A string is a lock like any other: nothing is refused, and the gate stays closed.
+    must_be_quiet(&what, &worker, key != Key::Lock).await;
+    if key == Key::Lock {
+        let partition = format!("partition=\"{}\"", broken.partition);
+        let open = worker.admin.metric("flashsale_gate_open", &partition).await;
+        assert_eq!(open, Some(0.0), "{what}");
+    }
     assert!(broken.left(&stand).await.is_some(), "{what}: something waits for the key");
 
     if was_there {
@@ -256,7 +267,7 @@ async fn without(command: &'static str, server_url: String, plan: Plan) {
     let work = [Work::lay_out(&stand, first).await, Work::lay_out(&stand, second).await];
     acl(&stand, &user, &format!("-{command}")).await;
     worker.program.resume();
-    must_be_quiet(command, &worker).await;
+    must_be_quiet(command, &worker, true).await;
     assert!(worker.program.exit_status().is_none(), "{command}: {}", worker.program.log());
     if command == "xreadgroup" {
         // It lives and does nothing, and says so.
