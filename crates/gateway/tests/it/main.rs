@@ -24,3 +24,4 @@ mod report;
 mod requests;
 mod shutdown;
 mod support;
+mod written_api;
