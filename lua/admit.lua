@@ -143,7 +143,7 @@ local function decide(user, text, digest, traceparent)
   end
 
   local item = record_item(id, slot, '1', true, digest)
-  local record = text and (text .. ';' .. item) or record_of({ item })
+  local record = text and record_with(text, item) or record_of({ item })
   after[user] = record
   writes[#writes + 1] = user
   writes[#writes + 1] = record

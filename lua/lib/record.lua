@@ -44,3 +44,9 @@ end
 local function record_of(items)
   return '2' .. table.concat(items, ';')
 end
+
+-- The same record with an item more. One of format 1 becomes one of format 2: the item may be short.
+local function record_with(text, item)
+  if string.sub(text, 1, 1) == '1' then text = '2' .. string.sub(text, 3) end
+  return text .. ';' .. item
+end

@@ -1,7 +1,7 @@
 //! Dead letters: listing them, trying them again, giving them up. Every action is in the audit log.
 
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
-use flashsale_storage_redis::{DeadLetter, Undecodable};
+use flashsale_storage_redis::DeadLetter;
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal};
 use serde::{Deserialize, Serialize};
 
@@ -171,7 +171,7 @@ impl Operations {
             let would = |what: &str| Ending::Untouched(what.to_owned());
             let ending = match (action, letter.order(partition)) {
                 (DeadAction::Requeue, Err(undecodable)) => Ending::Stays {
-                    reason: Undecodable::REASON,
+                    reason: undecodable.reason(),
                     code: None,
                     detail: format!("cannot be read: {undecodable}"),
                 },

@@ -13,7 +13,7 @@ use flashsale_bootstrap::settings::WorkerSettings;
 use flashsale_bootstrap::telemetry::count;
 use flashsale_bootstrap::{Quiet, clock};
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
-use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, Undecodable, decode};
+use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -162,7 +162,7 @@ impl Processor {
                     raw.push(entry);
                 }
                 Err(undecodable) => {
-                    let (reason, detail) = (Undecodable::REASON, undecodable.to_string());
+                    let (reason, detail) = (undecodable.reason(), undecodable.to_string());
                     let stored = self.set_aside(entry, reason, detail, None).await;
                     *(if stored { &mut processed.dead } else { &mut processed.left }) += 1;
                 }

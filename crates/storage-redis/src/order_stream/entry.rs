@@ -11,6 +11,8 @@ use flashsale_domain::{
 const PACKED_VERSION: &str = "2";
 /// The one before, which is still read: a field for each part.
 const FIELDS_VERSION: &str = "1";
+/// Above it a version is a newer program's.
+const NEWEST_VERSION: u32 = 2;
 
 const ORDER: &str = "o";
 
@@ -35,17 +37,33 @@ pub enum Undecodable {
     /// A value is not what the field holds.
     #[error("field {0} has a value that it cannot have")]
     BadValue(&'static str),
-    /// A format that this version cannot read.
+    /// A format that there never was.
     #[error("format version is neither {FIELDS_VERSION} nor {PACKED_VERSION}")]
     UnknownVersion,
+    /// A good order, as far as one can tell, in a format that came after this program.
+    #[error("format version {0} is newer than this program, which reads up to {NEWEST_VERSION}")]
+    NewerVersion(u32),
     /// The entry's id is not an order's id.
     #[error(transparent)]
     Id(#[from] OrderIdError),
 }
 
 impl Undecodable {
-    /// The reason of a dead letter whose entry is not an order.
-    pub const REASON: &str = "undecodable";
+    /// The reason of a dead letter whose entry cannot be read. What a newer program can read is told
+    /// apart from what nobody can: the one is tried again by that program, all at once.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NewerVersion(_) => "newer-version",
+            _ => "undecodable",
+        }
+    }
+
+    fn of_version(version: &str) -> Self {
+        match version.parse() {
+            Ok(number) if number > NEWEST_VERSION => Self::NewerVersion(number),
+            _ => Self::UnknownVersion,
+        }
+    }
 }
 
 /// Reads an entry of partition `partition` as an order. Fields that this version does not know are
@@ -84,8 +102,9 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     fn of_packed(order: &'a str) -> Result<Self, Undecodable> {
         let mut parts = order.splitn(6, ':');
-        if parts.next() != Some(PACKED_VERSION) {
-            return Err(Undecodable::UnknownVersion);
+        let version = parts.next().unwrap_or_default();
+        if version != PACKED_VERSION {
+            return Err(Undecodable::of_version(version));
         }
         let mut next = |name| parts.next().ok_or(Undecodable::Missing(name));
         let (sale, slot, epoch, digest) = (next("s")?, next("b")?, next("e")?, next("k")?);
@@ -95,8 +114,9 @@ impl<'a> Parts<'a> {
 
     fn of_fields(entry: &'a RawEntry) -> Result<Self, Undecodable> {
         let get = |name| find(entry, name)?.ok_or(Undecodable::Missing(name));
-        if get("v")? != FIELDS_VERSION {
-            return Err(Undecodable::UnknownVersion);
+        let version = get("v")?;
+        if version != FIELDS_VERSION {
+            return Err(Undecodable::of_version(version));
         }
         let digest = find(entry, "k")?;
         Ok(Self { sale: get("s")?, user: get("u")?, slot: get("b")?, epoch: get("e")?, digest })
@@ -169,10 +189,13 @@ mod tests {
 
     #[test]
     fn every_kind_of_bad_packed_entry_is_named() {
-        let cases: [(&[u8], Undecodable); 17] = [
+        let cases: [(&[u8], Undecodable); 20] = [
             (b"", Undecodable::UnknownVersion),
             (b"1:42:2:5:ungWv48Bz-o:buyer", Undecodable::UnknownVersion),
-            (b"22:42:2:5:ungWv48Bz-o:buyer", Undecodable::UnknownVersion),
+            (b"0:42:2:5:ungWv48Bz-o:buyer", Undecodable::UnknownVersion),
+            (b"two:42:2:5:ungWv48Bz-o:buyer", Undecodable::UnknownVersion),
+            (b"3:whatever", Undecodable::NewerVersion(3)),
+            (b"22:42:2:5:ungWv48Bz-o:buyer", Undecodable::NewerVersion(22)),
             (b"\xff:42:2:5:ungWv48Bz-o:buyer", Undecodable::BadValue("o")),
             (b"2", Undecodable::Missing("s")),
             (b"2:42", Undecodable::Missing("b")),
@@ -229,6 +252,7 @@ mod tests {
             (twice("v"), Undecodable::Duplicate("v")),
             (twice("k"), Undecodable::Duplicate("k")),
             (with("v", b"2"), Undecodable::UnknownVersion),
+            (with("v", b"3"), Undecodable::NewerVersion(3)),
             (with("v", b"\xff"), Undecodable::BadValue("v")),
             (with("s", b"0"), Undecodable::BadValue("s")),
             (with("s", b"nine"), Undecodable::BadValue("s")),

@@ -7,6 +7,7 @@ mod changes;
 mod dead_letters;
 mod direct;
 mod gate;
+mod golden;
 mod holding;
 mod race;
 mod reacquire;
