@@ -6,6 +6,7 @@ use flashsale_bootstrap::settings::ReplicasConfirm;
 use flashsale_storage_redis::{Redis, RedisConfig, ReplicaProof, Replicas};
 use flashsale_storage_sql::{Database, DatabaseConfig};
 use secrecy::ExposeSecret as _;
+use tracing::warn;
 
 /// Access to Redis; connects only when something is asked.
 ///
@@ -55,7 +56,8 @@ pub async fn database(settings: &Settings) -> anyhow::Result<Database> {
     Ok(if settings.webhooks.endpoint.is_some() { database.with_events() } else { database })
 }
 
-/// A connected database with the schema that this version needs.
+/// A connected database with the schema that this version needs. One that a newer version has added to
+/// will do: while programs are replaced one by one, and after a roll-back, the older ones meet it.
 ///
 /// # Errors
 /// When it cannot be reached, or `salectl migrate` has not been run.
@@ -63,5 +65,10 @@ pub async fn migrated_database(settings: &Settings) -> anyhow::Result<Database> 
     let database = database(settings).await?;
     let pending = database.pending_migrations().await.context("the schema cannot be read")?;
     ensure!(pending == 0, "{pending} migrations are to be applied: run `salectl migrate`");
+    let unknown = database.unknown_migrations().await.context("the schema cannot be read")?;
+    if !unknown.is_empty() {
+        let migrations = unknown.join(", ");
+        warn!(migrations, "a newer version has migrated the database: {migrations}; going on");
+    }
     Ok(database)
 }

@@ -225,8 +225,17 @@ async fn schema(database: &Database) -> Result<Vec<Check>, SqlFault> {
         let what = format!("{pending} migrations are to be applied: run `salectl migrate`");
         return Ok(vec![Check::failure("migrations", what)]);
     }
-    let up_to_date = Check::ok("migrations", "the schema is up to date");
-    Ok(vec![up_to_date, indexes(database).await?])
+    let unknown = database.unknown_migrations().await?;
+    let migrations = if unknown.is_empty() {
+        Check::ok("migrations", "the schema is up to date")
+    } else {
+        let what = format!(
+            "the schema is a newer version's ({}): this one can work with it, but upgrade soon",
+            unknown.join(", ")
+        );
+        Check::warning("migrations", what)
+    };
+    Ok(vec![migrations, indexes(database).await?])
 }
 
 /// Whether a migrated schema has its indexes.

@@ -1,14 +1,16 @@
 //! Connections to SQLite (embedded) and PostgreSQL, with what each needs to be safe.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use flashsale_migrations::Migrator;
 use sea_orm::sqlx::sqlite::{SqliteJournalMode, SqliteSynchronous};
 use sea_orm::{
     AccessMode, ConnectOptions, DatabaseConnection, DatabaseTransaction, DbBackend, DbErr,
-    IsolationLevel, SqliteTransactionMode, TransactionOptions, TransactionTrait as _,
+    EntityTrait as _, IsolationLevel, SqliteTransactionMode, TransactionOptions,
+    TransactionTrait as _,
 };
-use sea_orm_migration::MigratorTrait as _;
+use sea_orm_migration::{MigratorTrait as _, SchemaManager, seaql_migrations};
 
 use crate::SqlFault;
 
@@ -82,11 +84,16 @@ impl Database {
         self
     }
 
-    /// Brings the schema up to date; does nothing when it is.
+    /// Brings the schema up to date; does nothing when it is, also when a newer version has gone on
+    /// from there.
     ///
     /// # Errors
-    /// When a migration fails.
+    /// When a migration fails; when some are to be applied to a schema that has others, which this
+    /// version does not know.
     pub async fn migrate(&self) -> Result<(), SqlFault> {
+        if self.pending_migrations().await? == 0 {
+            return Ok(());
+        }
         Ok(Migrator::up(&self.connection, None).await?)
     }
 
@@ -103,7 +110,32 @@ impl Database {
     /// # Errors
     /// When the database cannot be asked.
     pub async fn pending_migrations(&self) -> Result<usize, SqlFault> {
-        Ok(Migrator::get_pending_migrations(&self.connection).await?.len())
+        let applied = self.applied_migrations().await?;
+        let files = Migrator::migrations();
+        Ok(files.iter().filter(|file| !applied.contains(file.name())).count())
+    }
+
+    /// The migrations that were applied and that this version does not know: a newer one's. It can work
+    /// with that schema, because a migration only adds (docs/upgrading.md).
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    pub async fn unknown_migrations(&self) -> Result<Vec<String>, SqlFault> {
+        let mut applied = self.applied_migrations().await?;
+        for file in Migrator::migrations() {
+            applied.remove(file.name());
+        }
+        Ok(applied.into_iter().collect())
+    }
+
+    /// Reads alone: a program's database user need not be allowed to make tables.
+    async fn applied_migrations(&self) -> Result<BTreeSet<String>, SqlFault> {
+        let table = Migrator::migration_table_name().to_string();
+        if !SchemaManager::new(&self.connection).has_table(table).await? {
+            return Ok(BTreeSet::new());
+        }
+        let applied = seaql_migrations::Entity::find().all(&self.connection).await?;
+        Ok(applied.into_iter().map(|row| row.version).collect())
     }
 
     /// Asks the database whether it is there.

@@ -217,6 +217,11 @@ async fn what_the_database_lacks_is_found() {
         .await;
     assert_eq!(patient.is_refused_for("isolation").await, "weak-isolation");
 
+    patient.execute("INSERT INTO seaql_migrations VALUES ('m20990101_000001_add_it', 1)").await;
+    let migrations = patient.find("migrations").await;
+    assert_eq!(migrations.status, Status::Warning, "{migrations:?}");
+    assert!(migrations.what.contains("m20990101_000001_add_it"), "{migrations:?}");
+
     let directory = temp_dir("doctor");
     patient.database_url = format!("sqlite://{}", directory.path().join("new.db").display());
     assert_eq!(patient.is_refused_for("database").await, "sqlite");

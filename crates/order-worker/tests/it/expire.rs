@@ -9,12 +9,12 @@ use flashsale_test_support::{PostgresServer, eventually};
 use crate::support::{Plan, SOON, Stand, blocking, home_of, on_both, press};
 
 /// Makes every order that waits for payment overdue.
-async fn make_all_overdue(stand: &Stand) {
+pub(crate) async fn make_all_overdue(stand: &Stand) {
     stand.execute("UPDATE orders SET pay_by_ms = 1 WHERE state = 'awaiting_payment'").await;
 }
 
 /// Waits until `count` orders have expired, and the outbox is empty.
-async fn wait_for_expired(stand: &Stand, sale: &Sale, count: i64) {
+pub(crate) async fn wait_for_expired(stand: &Stand, sale: &Sale, count: i64) {
     eventually(SOON, &format!("{count} expired orders"), async || {
         match stand.try_value::<i64>("SELECT count(*) FROM orders WHERE state = 'expired'").await {
             Some(expired) if expired == count => Ok(()),
@@ -29,7 +29,7 @@ async fn wait_for_expired(stand: &Stand, sale: &Sale, count: i64) {
 }
 
 /// Every unit is back, in both stores, and everything adds up.
-async fn assert_all_back(stand: &Stand, sale: &Sale) {
+pub(crate) async fn assert_all_back(stand: &Stand, sale: &Sale) {
     let account = stand.redis.read_sale(home_of(sale), sale.id).await.expect("answers");
     let loaded = account.sale.expect("loaded");
     let total = sale.stock_total;

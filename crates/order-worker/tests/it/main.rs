@@ -25,4 +25,5 @@ mod support;
 mod suspects;
 mod tiny_shop;
 mod turnstile;
+mod versions;
 mod watching;

@@ -19,7 +19,9 @@ pub(crate) async fn run(settings: &Settings, output: Output) -> Result<Verdict, 
     let database = connect::database(settings).await?;
     let applied = database.pending_migrations().await.map_err(anyhow::Error::from)?;
     database.migrate().await.map_err(anyhow::Error::from)?;
+    let newer = !database.unknown_migrations().await.map_err(anyhow::Error::from)?.is_empty();
     output.print(&Migrated { applied }, || match applied {
+        0 if newer => "the schema is a newer version's, with all that this one needs".to_owned(),
         0 => "the schema is up to date".to_owned(),
         1 => "applied 1 migration".to_owned(),
         _ => format!("applied {applied} migrations"),

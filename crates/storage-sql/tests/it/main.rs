@@ -19,3 +19,4 @@ mod orders;
 mod payments;
 mod rebuild;
 mod sales;
+mod upgrades;
