@@ -95,6 +95,10 @@ lint: check-deploy ## check format, clippy (warnings are errors), shell scripts 
 	@if $(ENSURE_SERVICES) --lint; then shellcheck $(SHELL_SCRIPTS); \
 	else echo 'lint: shell scripts were NOT checked: shellcheck is not installed' >&2; fi
 
+.PHONY: docs
+docs: ## make docs/configuration.md of the settings' default document (a test compares)
+	@FLASHSALE_WRITE_DOCS=1 $(CARGO) test --release -p flashsale-bootstrap --test it the_configuration_page
+
 # What cannot be installed is said and left out: it checks files, and no program of ours needs it.
 .PHONY: check-deploy
 check-deploy: ## check the image, compose, nginx, the manifests, the alert rules and the dashboard
@@ -112,6 +116,10 @@ fmt: ## format the code
 .PHONY: build
 build: ## build the programs into target/release
 	@$(CARGO) build --release --workspace --bins
+
+.PHONY: dist
+dist: ## build what ships into target/dist: an archive with stripped programs, and checksums
+	@deploy/dist/build.sh
 
 .PHONY: deps
 deps: ## install the servers that the tests start (apt-get, as root), or say which are missing

@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::{DEFAULTS, Settings, health};
+use crate::{DEFAULTS, Settings, health, version};
 
 const EXIT_USAGE: u8 = 2;
 
@@ -63,9 +63,7 @@ fn outcome(program: &str, about: &str, arguments: &[String]) -> Outcome {
         [] => Outcome::Run,
         ["--health"] => Outcome::Health,
         ["--print-defaults"] => Outcome::Print(DEFAULTS.to_owned()),
-        ["--version" | "-V"] => {
-            Outcome::Print(format!("{program} {}\n", env!("CARGO_PKG_VERSION")))
-        }
+        ["--version" | "-V"] => Outcome::Print(format!("{program} {}\n", version::full())),
         ["--help" | "-h"] => Outcome::Print(help(program, about)),
         ["--health" | "--print-defaults" | "--version" | "-V" | "--help" | "-h", extra, ..]
         | [extra, ..] => Outcome::Usage(format!(
@@ -84,7 +82,7 @@ Usage: {program} [--health | --print-defaults | --version | --help]
   --health           ask the one that runs with these settings whether it is ready, on admin.listen;
                      exit code 0 when it is
   --print-defaults   print every setting with its default and meaning, as TOML
-  -V, --version      print the version
+  -V, --version      print the version, and the commit that it was built from
   -h, --help         print this
 
 Settings come from the built-in defaults, then the TOML file named by FLASHSALE_CONFIG, then the
@@ -106,7 +104,7 @@ mod tests {
         assert_eq!(run(""), Outcome::Run);
         assert_eq!(run("--health"), Outcome::Health);
         assert_eq!(run("--print-defaults"), Outcome::Print(DEFAULTS.to_owned()));
-        let version = concat!("gateway ", env!("CARGO_PKG_VERSION"), "\n").to_owned();
+        let version = format!("gateway {} (commit {})\n", version::VERSION, version::COMMIT);
         assert_eq!(run("--version"), Outcome::Print(version));
         assert_eq!(run("-h"), Outcome::Print(help("gateway", "Sells.")));
         for (line, culprit) in [("--port 1", "--port"), ("serve", "serve"), ("--help me", "me")] {

@@ -13,6 +13,7 @@ pub mod readiness;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;
+pub mod version;
 
 pub use admin::AdminServer;
 pub use quiet::Quiet;

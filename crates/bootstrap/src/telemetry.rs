@@ -13,6 +13,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::settings::{LogFormat, LogSettings};
+use crate::version::{COMMIT, VERSION};
 
 /// From the time of one Redis call (100 µs) to longer than any client waits (60 s).
 const SECONDS_BUCKETS: [f64; 18] = [
@@ -84,8 +85,8 @@ pub fn init_metrics() -> anyhow::Result<PrometheusHandle> {
         .set_buckets_for_metric(Matcher::Suffix("_batch_size".to_owned()), &BATCH_SIZE_BUCKETS)?
         .install_recorder()
         .context("the metrics recorder cannot be installed")?;
-    describe(&[("flashsale_build_info", "Always 1; the label is the version")]);
-    metrics::gauge!("flashsale_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    describe(&[("flashsale_build_info", "Always 1; the labels are the version and its commit")]);
+    metrics::gauge!("flashsale_build_info", "version" => VERSION, "commit" => COMMIT).set(1.0);
     *recorder = Some(handle.clone());
     Ok(handle)
 }
@@ -122,7 +123,7 @@ mod tests {
 
         for text in [first.render(), second.render()] {
             for expected in [
-                concat!("flashsale_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+                &format!("flashsale_build_info{{version=\"{VERSION}\",commit=\"{COMMIT}\"}} 1"),
                 "telemetry_test_seconds_bucket{le=\"0.0001\"} 1",
                 "flashsale_admission_batch_size_bucket{le=\"2\"} 0",
                 "flashsale_admission_batch_size_bucket{le=\"4\"} 1",

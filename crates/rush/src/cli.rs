@@ -18,7 +18,7 @@ use crate::client::Target;
 /// Exit code: 0 done; 1 a server error, a contradiction, a transport error after all retries, an
 /// unconfirmed order, or interrupted; 2 the rush could not start.
 #[derive(Debug, Parser)]
-#[command(name = "rush", version, max_term_width = 100)]
+#[command(name = "rush", version = flashsale_bootstrap::version::full(), max_term_width = 100)]
 pub(crate) struct Args {
     /// A gateway or its proxy; several share the connections and stand in for each other
     #[arg(long = "url", value_name = "URL", required_unless_present = "print_defaults")]

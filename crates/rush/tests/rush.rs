@@ -101,6 +101,14 @@ fn what_cannot_start_says_why_with_exit_code_2() {
 }
 
 #[test]
+fn the_version_is_printed_with_its_commit() {
+    let output = rush(&["--version"]);
+    assert_eq!(output.status.code(), Some(0));
+    let version = String::from_utf8(output.stdout).expect("is UTF-8");
+    assert!(version.starts_with(concat!("rush ", env!("CARGO_PKG_VERSION"), " (commit ")));
+}
+
+#[test]
 fn the_built_in_settings_are_printed() {
     let output = rush(&["--print-defaults"]);
     assert_eq!(output.status.code(), Some(0));

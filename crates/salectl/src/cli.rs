@@ -10,6 +10,7 @@ use flashsale_domain::{
 };
 use flashsale_operations::LetterId;
 
+use crate::commands::completions::CompletionsArgs;
 use crate::when::When;
 
 /// Runs sales: creates and publishes them, watches their ledger, and audits them.
@@ -20,7 +21,7 @@ use crate::when::When;
 /// Exit code: 0 done; 1 refused, an invariant is broken, or a store failed; 2 not understood (a
 /// wrong argument, file or setting).
 #[derive(Debug, Parser)]
-#[command(name = "salectl", version, verbatim_doc_comment)]
+#[command(name = "salectl", version = flashsale_bootstrap::version::full(), verbatim_doc_comment)]
 pub(crate) struct Cli {
     /// Print one JSON object instead of text
     #[arg(long, global = true)]
@@ -137,6 +138,9 @@ pub(crate) enum Command {
         #[arg(value_name = "ID")]
         sale: SaleId,
     },
+
+    /// Print a script by which a shell completes these commands
+    Completions(CompletionsArgs),
 }
 
 #[derive(Debug, Subcommand)]

@@ -3,6 +3,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod audit_log;
+pub(crate) mod completions;
 pub(crate) mod dead;
 pub(crate) mod doctor;
 pub(crate) mod edit;

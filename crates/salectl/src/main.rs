@@ -20,8 +20,8 @@ use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
 use crate::cli::{Cli, Command, RemoteArgs};
 use crate::commands::{
-    audit, audit_log, dead, doctor, ledger, migrate, pay, rebuild, refunds, report, sale, settle,
-    token as mint, workers,
+    audit, audit_log, completions, dead, doctor, ledger, migrate, pay, rebuild, refunds, report,
+    sale, settle, token as mint, workers,
 };
 use crate::failure::Failure;
 use crate::output::Output;
@@ -44,6 +44,10 @@ fn main() -> ExitCode {
     let Some(command) = cli.command else {
         return finish(Err(Failure::usage("a command is missing")));
     };
+    // Before the settings are read: a shell asks at every start, whatever they are.
+    if let Command::Completions(args) = command {
+        return finish(completions::run(args, Output::new(cli.json)));
+    }
     finish(run(command, &cli.remote, Output::new(cli.json)))
 }
 
@@ -81,6 +85,7 @@ async fn carry_out(
         Command::Workers => workers::run(access, output).await,
         Command::AuditLog(args) => audit_log::run(args, access, output).await,
         Command::Rebuild { sale } => rebuild::run(sale, access, output).await,
+        Command::Completions(args) => completions::run(args, output),
     }
 }
 

@@ -41,6 +41,19 @@ fn a_wrong_setting_stops_every_program_with_its_key() {
 }
 
 #[test]
+fn every_program_says_its_version_and_commit() {
+    for (name, _) in PROGRAMS {
+        let run = Program::start(binary(name), &[], &["--version"]);
+        assert_eq!(ended(&run).code(), Some(0), "{name}");
+        let said = run.log();
+        let version = concat!(env!("CARGO_PKG_VERSION"), " (commit ");
+        let (program, rest) = said.trim_end().split_once(' ').expect("a name and a version");
+        assert_eq!(program, name);
+        assert!(rest.starts_with(version) && rest.ends_with(')'), "{said}");
+    }
+}
+
+#[test]
 fn the_printed_defaults_are_settings_that_every_program_takes() {
     let stack = Stack::sqlite();
     let sale = stack.open_sale(10, "queued");

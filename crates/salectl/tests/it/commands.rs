@@ -286,14 +286,33 @@ fn a_receipt_without_its_order_is_found() {
 #[test]
 fn what_needs_no_store_asks_none() {
     let directory = temp_dir("salectl-flags");
-    let run = |argument: &str| {
+    let run = |arguments: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_salectl"));
-        command.arg(argument).current_dir(directory.path());
-        let output = command.env_remove("FLASHSALE_CONFIG").output().expect("the program starts");
-        assert!(output.status.success(), "{argument}: {output:?}");
+        command.args(arguments.split(' ')).current_dir(directory.path());
+        let output = command.env("FLASHSALE_CONFIG", "/nowhere").output();
+        let output = output.expect("the program starts");
+        assert!(output.status.success(), "{arguments}: {output:?}");
         String::from_utf8(output.stdout).expect("is UTF-8")
     };
     assert!(run("--print-defaults").contains("[database]"));
-    assert_eq!(run("--version"), concat!("salectl ", env!("CARGO_PKG_VERSION"), "\n"));
+    let version = run("--version");
+    let number = concat!("salectl ", env!("CARGO_PKG_VERSION"), " (commit ");
+    assert!(version.starts_with(number) && version.ends_with(")\n"), "{version}");
     assert!(run("--help").contains("ledger"));
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = run(&format!("completions {shell}"));
+        assert_eq!(run(&format!("--json completions {shell}")), script);
+        // Commands, those below them, and a flag of one of those.
+        for word in ["migrate", "audit-log", "requeue", "per-buyer", "completions"] {
+            assert!(script.contains(word), "{shell} does not know {word}");
+        }
+    }
+    // The shell itself takes it, where it is there.
+    let script = directory.path().join("salectl.bash");
+    std::fs::write(&script, run("completions bash")).expect("a file can be written");
+    let asked = "source \"$0\"; complete -p salectl";
+    let bash = std::process::Command::new("bash").args(["-c", asked]).arg(&script).output();
+    let bash = bash.expect("bash is there, as every script of ours needs it");
+    assert!(bash.status.success(), "{bash:?}");
+    assert!(String::from_utf8_lossy(&bash.stdout).contains("salectl"), "{bash:?}");
 }
