@@ -15,6 +15,7 @@ const CITING: &[&str] = &[
     "ARCHITECTURE.md",
     "docs/from-the-tutorial.md",
     "docs/torture.md",
+    "docs/upgrading.md",
 ];
 
 #[test]
