@@ -29,7 +29,7 @@ pub(crate) async fn fill(redis: &Redis, sale: SaleId, count: u32) -> anyhow::Res
         let requests = (from..count.min(from + BATCH)).map(|number| {
             let user = format!("b-{number}");
             let digest = Some(IdempotencyKey::new(format!("key-{user}"))?.digest());
-            Ok(AdmissionRequest { user_id: UserId::new(user)?, digest })
+            Ok(AdmissionRequest { user_id: UserId::new(user)?, digest, traceparent: None })
         });
         let requests = requests.collect::<anyhow::Result<Vec<_>>>()?;
         let batch = admission.admit(partition()?, sale, &requests).await?;

@@ -14,6 +14,8 @@ pub mod settings;
 pub mod shutdown;
 pub mod telemetry;
 pub mod version;
+pub mod tls;
+pub mod traces;
 
 pub use admin::AdminServer;
 pub use quiet::Quiet;

@@ -10,6 +10,7 @@ mod reader;
 mod risk;
 #[cfg(test)]
 mod tests;
+mod tracing;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use tracing_subscriber::EnvFilter;
 pub use error::{Problem, SettingsError};
 use reader::Reader;
 pub use risk::{Profile, Risk};
+pub use tracing::TracingSettings;
 
 /// The built-in defaults: a complete TOML file that explains every key.
 pub const DEFAULTS: &str = include_str!("defaults.toml");
@@ -61,6 +63,8 @@ pub struct Settings {
     pub payment: PaymentSettings,
     /// What the shop is told.
     pub webhooks: WebhookSettings,
+    /// Traces.
+    pub tracing: TracingSettings,
     /// Logs.
     pub log: LogSettings,
 }
@@ -420,6 +424,7 @@ impl Settings {
                 retry_min: from.duration("webhooks.retry_min", millis(100)..=secs(86_400)),
                 retry_max: from.duration("webhooks.retry_max", millis(100)..=secs(86_400)),
             },
+            tracing: TracingSettings::read(from),
             log: LogSettings {
                 format: from.parsed(
                     "log.format",

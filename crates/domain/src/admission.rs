@@ -9,6 +9,8 @@ pub struct AdmissionRequest {
     pub user_id: UserId,
     /// Digest of the Idempotency-Key, when the client sent one.
     pub digest: Option<IdempotencyDigest>,
+    /// The span that asks (W3C Trace Context), when the request is traced.
+    pub traceparent: Option<Box<str>>,
 }
 
 /// A yes: the order exists from now on.

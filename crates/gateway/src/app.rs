@@ -33,6 +33,7 @@ use crate::operators::{self, OperatorsState};
 use crate::receipts::Receipts;
 use crate::request_body::BodyLimits;
 use crate::routes;
+use crate::spans::Sampling;
 
 /// How long closing the connections may take; nothing is in flight on them by then.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
@@ -57,6 +58,8 @@ pub(crate) struct State {
     /// What the payment provider signs with.
     pub(crate) payment_secrets: Option<Secrets>,
     pub(crate) body: BodyLimits,
+    /// Which requests are traced; `None` when none is.
+    pub(crate) sampling: Option<Sampling>,
     /// The largest request line and headers together, in bytes.
     pub(crate) head_limit_bytes: usize,
     /// Requested when the gateway is to leave: who waits for something is answered now.
@@ -179,6 +182,7 @@ impl Gateway {
             operations: Operations::new(self.redis.clone(), self.database.clone()),
             payment_secrets: self.settings.payment.webhook_secret.clone(),
             body: body_limits(&self.settings),
+            sampling: Sampling::of(&self.settings.tracing),
             head_limit_bytes: http.head_limit_bytes,
             draining: shutdown.clone(),
         });

@@ -7,6 +7,8 @@ use flashsale_bootstrap::settings::DirectSettings;
 use flashsale_domain::{IdempotencyDigest, Refusal, SaleId, UserId};
 use flashsale_storage_redis::{BuyerLock, ORDERS_PER_BUYER_MAX, Redis};
 use flashsale_storage_sql::{Database, DirectAnswer};
+use opentelemetry::Context;
+use opentelemetry::context::FutureExt as _;
 use tokio::time::sleep;
 use tracing::warn;
 
@@ -25,36 +27,41 @@ pub(crate) struct DirectOrders {
     pub(crate) settings: DirectSettings,
 }
 
+/// What a buyer asks for.
+pub(crate) struct Press {
+    pub(crate) user: UserId,
+    pub(crate) digest: Option<IdempotencyDigest>,
+    /// What the logs call the request.
+    pub(crate) request_id: Option<String>,
+}
+
 impl DirectOrders {
     /// Decides and commits an order. Runs to its end even when the buyer hangs up: a transaction
     /// that is dropped half way would leave its lock behind, and its outcome unknown.
     pub(crate) async fn place(
         &self,
         sale: SaleId,
-        user: UserId,
-        digest: Option<IdempotencyDigest>,
+        press: Press,
     ) -> Result<DirectAnswer, NoDecision> {
         let this = self.clone();
-        let work = actix_web::rt::spawn(async move { this.place_locked(sale, user, digest).await });
+        let work = async move { this.place_locked(sale, &press).await };
+        let work = actix_web::rt::spawn(work.with_context(Context::current()));
         work.await.unwrap_or(Err(NoDecision::OutcomeUnknown))
     }
 
-    async fn place_locked(
-        &self,
-        sale: SaleId,
-        user: UserId,
-        digest: Option<IdempotencyDigest>,
-    ) -> Result<DirectAnswer, NoDecision> {
-        let lock = self.lock(sale, &user).await?;
+    async fn place_locked(&self, sale: SaleId, press: &Press) -> Result<DirectAnswer, NoDecision> {
+        let request_id = press.request_id.as_deref();
+        let lock = self.lock(sale, press).await?;
         let answer = {
-            let mut work = std::pin::pin!(self.commit(sale, &user, digest.as_ref()));
+            let mut work = std::pin::pin!(self.commit(sale, press));
             loop {
                 tokio::select! {
                     answer = &mut work => break answer,
                     () = sleep(lock.extend_interval()) => {
                         // A lock that is lost changes nothing: the database has the last word.
                         if let Err(fault) = lock.extend().await {
-                            warn!(sale.id = %sale, error = %fault, "a buyer's lock was not extended");
+                            warn!(sale.id = %sale, request.id = request_id, error = %fault,
+                                "a buyer's lock was not extended");
                         }
                     }
                 }
@@ -62,38 +69,38 @@ impl DirectOrders {
         };
         // After COMMIT, never before it: the next press must see the row.
         if let Err(fault) = lock.unlock().await {
-            warn!(sale.id = %sale, error = %fault, "a buyer's lock was not given back; it runs out");
+            warn!(sale.id = %sale, request.id = request_id, error = %fault,
+                "a buyer's lock was not given back; it runs out");
         }
         answer
     }
 
-    async fn lock(&self, sale: SaleId, user: &UserId) -> Result<BuyerLock, NoDecision> {
+    async fn lock(&self, sale: SaleId, press: &Press) -> Result<BuyerLock, NoDecision> {
         let started = Instant::now();
         loop {
-            match self.redis.try_lock_buyer(sale, user, self.settings.lock_ttl).await {
+            match self.redis.try_lock_buyer(sale, &press.user, self.settings.lock_ttl).await {
                 Ok(Some(lock)) => return Ok(lock),
                 Ok(None) if started.elapsed() < self.settings.lock_wait => sleep(LOCK_RETRY).await,
                 Ok(None) => return Err(NoDecision::Overloaded),
                 Err(fault) => {
-                    error_quietly!(sale.id = %sale, error = %fault, "a buyer cannot be locked");
+                    error_quietly!(sale.id = %sale, request.id = press.request_id.as_deref(),
+                        error = %fault, "a buyer cannot be locked");
                     return Err(NoDecision::Unavailable);
                 }
             }
         }
     }
 
-    async fn commit(
-        &self,
-        sale: SaleId,
-        user: &UserId,
-        digest: Option<&IdempotencyDigest>,
-    ) -> Result<DirectAnswer, NoDecision> {
+    async fn commit(&self, sale: SaleId, press: &Press) -> Result<DirectAnswer, NoDecision> {
+        let (user, digest) = (&press.user, press.digest.as_ref());
+        let request_id = press.request_id.as_deref();
         for _ in 0..ID_TRIES {
             let id = match self.redis.next_direct_order_id().await {
                 Ok(Some(id)) => id,
                 Ok(None) => return Ok(DirectAnswer::Refused(Refusal::ClockFault)),
                 Err(fault) => {
-                    error_quietly!(sale.id = %sale, error = %fault, "no order id can be had");
+                    error_quietly!(sale.id = %sale, request.id = request_id, error = %fault,
+                        "no order id can be had");
                     return Err(NoDecision::Unavailable);
                 }
             };
@@ -103,7 +110,8 @@ impl DirectOrders {
                 Ok(DirectAnswer::IdTaken) => {}
                 Ok(answer) => return Ok(answer),
                 Err(fault) => {
-                    error_quietly!(sale.id = %sale, error = %fault, "a direct order was not committed");
+                    error_quietly!(order.id = %id, sale.id = %sale, request.id = request_id,
+                        error = %fault, "a direct order was not committed");
                     return Err(NoDecision::OutcomeUnknown);
                 }
             }

@@ -21,6 +21,7 @@ mod problem;
 mod receipts;
 mod request_body;
 mod routes;
+mod spans;
 mod token;
 mod unread_body;
 

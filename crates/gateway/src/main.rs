@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry};
+use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry, traces};
 use flashsale_gateway::Gateway;
 
 /// On the way of an order memory is asked for some thirty times.
@@ -24,6 +24,13 @@ async fn main() -> ExitCode {
 async fn run() -> anyhow::Result<()> {
     let settings = Settings::load()?;
     let metrics = telemetry::init(&settings.log)?;
+    let traces = traces::init(&settings.tracing, "gateway")?;
+    let ended = serve(&settings, metrics).await;
+    traces.close().await;
+    ended
+}
+
+async fn serve(settings: &Settings, metrics: telemetry::PrometheusHandle) -> anyhow::Result<()> {
     let shutdown = Shutdown::on_signals()?;
-    Gateway::build(&settings, metrics).await?.run(shutdown).await
+    Gateway::build(settings, metrics).await?.run(shutdown).await
 }

@@ -53,6 +53,8 @@ pub async fn database(settings: &Settings) -> anyhow::Result<Database> {
     let database = Database::connect(&config)
         .await
         .context("the database of database.url cannot be reached")?;
+    let traced = settings.tracing.otlp_endpoint.is_some();
+    let database = if traced { database.with_spans() } else { database };
     Ok(if settings.webhooks.endpoint.is_some() { database.with_events() } else { database })
 }
 

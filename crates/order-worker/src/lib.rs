@@ -25,6 +25,7 @@ mod recovery;
 mod redis_faults;
 mod relay;
 mod shop;
+mod spans;
 mod suspect;
 
 pub use app::OrderWorker;

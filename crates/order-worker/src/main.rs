@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry};
+use flashsale_bootstrap::{Settings, Shutdown, cli, telemetry, traces};
 use flashsale_order_worker::OrderWorker;
 
 /// An entry is many small pieces, made by one thread and dropped by another, which is what the system's
@@ -25,6 +25,13 @@ async fn main() -> ExitCode {
 async fn run() -> anyhow::Result<()> {
     let settings = Settings::load()?;
     let metrics = telemetry::init(&settings.log)?;
+    let traces = traces::init(&settings.tracing, "order-worker")?;
+    let ended = serve(&settings, metrics).await;
+    traces.close().await;
+    ended
+}
+
+async fn serve(settings: &Settings, metrics: telemetry::PrometheusHandle) -> anyhow::Result<()> {
     let shutdown = Shutdown::on_signals()?;
-    OrderWorker::build(&settings, metrics).await?.run(shutdown).await
+    OrderWorker::build(settings, metrics).await?.run(shutdown).await
 }

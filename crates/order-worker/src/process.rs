@@ -15,14 +15,16 @@ use flashsale_bootstrap::{Quiet, clock};
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
 use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
+use opentelemetry::context::FutureExt as _;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::backoff::Backoff;
 use crate::hands::Hands;
 use crate::housekeeping::Progress;
 use crate::redis_faults::count_redis_fault;
+use crate::spans::{BatchSpan, trace_id};
 
 /// How often an acknowledgement is tried before the entries are left to be delivered again.
 const ACK_TRIES: usize = 3;
@@ -169,12 +171,21 @@ impl Processor {
             }
         }
 
-        let verdicts = self.commit(&orders).await;
+        let span = BatchSpan::begin(self.partition, &raw);
+        let commit = self.commit(&orders);
+        let verdicts = match &span {
+            Some(span) => commit.with_context(span.context()).await,
+            None => commit.await,
+        };
+        if let Some(span) = span {
+            span.end(&orders, |place| result_of(verdicts[place].as_ref()));
+        }
         let mut acked = Vec::with_capacity(orders.len());
         let mut committed: Vec<OrderId> = Vec::with_capacity(orders.len());
         for ((order, entry), verdict) in orders.iter().zip(raw).zip(verdicts) {
             match verdict {
                 Some(Verdict::Done) => {
+                    debug!(order.id = %order.id, trace.id = trace_id(&entry), "an order is committed");
                     acked.push(entry.id);
                     committed.push(order.id);
                 }
@@ -282,7 +293,8 @@ impl Processor {
         match self.redis.store_dead_letter(partition, &letter).await {
             Ok(()) => {
                 if let Some(kept_back) = self.letters_log.allows() {
-                    error!(%partition, entry.id = %id, reason, detail = %letter.detail, kept_back,
+                    error!(%partition, entry.id = %id, order.id = order_id(partition, id),
+                        trace.id = trace_id(&letter.entry), reason, detail = %letter.detail, kept_back,
                         "entry {id} is set aside as a dead letter");
                 }
                 self.put_down([id]);
@@ -294,7 +306,8 @@ impl Processor {
             Err(fault) => {
                 count_redis_fault("dead-letter");
                 if let Some(kept_back) = self.unstored_log.allows() {
-                    warn!(%partition, entry.id = %id, reason, error = %fault, kept_back,
+                    warn!(%partition, entry.id = %id, order.id = order_id(partition, id),
+                        trace.id = trace_id(&letter.entry), reason, error = %fault, kept_back,
                         "dead letter {id} could not be stored; its entry stays pending");
                 }
                 // Not in hand any more: it comes again by reclaim.
@@ -346,6 +359,20 @@ fn halve_or_blame(range: Range<usize>, failure: &BatchFailure) -> Blame {
         }
         other => Verdict::DeadLetter { reason, detail: other.to_string(), code: other.code() },
     })
+}
+
+/// What a trace says of an order, and whether it is well.
+fn result_of(verdict: Option<&Verdict>) -> (&'static str, bool) {
+    match verdict {
+        Some(Verdict::Done) => ("committed", true),
+        Some(Verdict::DeadLetter { reason, .. }) => (reason, false),
+        None => ("left", false),
+    }
+}
+
+/// The order of an entry, for the logs; `None` when an order cannot have its id.
+pub(crate) fn order_id(partition: Partition, entry: EntryId) -> Option<String> {
+    OrderId::from_entry(partition, entry).ok().map(|id| id.to_string())
 }
 
 fn verdict_of(commit: &Commit) -> Verdict {

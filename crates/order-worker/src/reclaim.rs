@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 use crate::backoff::jittered;
 use crate::hands::Hands;
 use crate::in_flight::Busy;
-use crate::process::Batch;
+use crate::process::{Batch, order_id};
 use crate::redis_faults::count_redis_fault;
 
 /// The longest pause between two looks: what a leaving worker handed back is taken within it.
@@ -137,7 +137,8 @@ impl Reclaimer {
         for id in lost {
             metrics::counter!("flashsale_entries_lost_total").increment(1);
             if let Some(kept_back) = log.allows() {
-                error!(partition = %self.partition, entry.id = %id, kept_back,
+                error!(partition = %self.partition, entry.id = %id,
+                    order.id = order_id(self.partition, *id), kept_back,
                     "entry {id} was pending and is gone from the stream: an order was lost");
             }
         }

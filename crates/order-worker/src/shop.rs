@@ -3,16 +3,14 @@
 //! The URL may carry credentials and the secret is one: neither is in an error or a log. A redirect is
 //! an answer like any other that is not 2xx: who may be told of orders stands in the settings alone.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use flashsale_bootstrap::clock;
 use flashsale_bootstrap::settings::WebhookSettings;
+use flashsale_bootstrap::{clock, tls};
 use flashsale_webhooks::{ID_HEADER, SIGNATURE_HEADER, Secrets, TIMESTAMP_HEADER};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
@@ -22,9 +20,6 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use percent_encoding::percent_decode_str;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::{ClientConfig, RootCertStore};
 use secrecy::ExposeSecret as _;
 
 /// How much of an answer's body is read, in bytes: enough that the connection of a shop that says
@@ -77,7 +72,7 @@ impl Shop {
         let (url, authorization) = split_credentials(endpoint.url.expose_secret())
             .context("webhooks.url is not a URL with a host")?;
         let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls_config(settings.ca_file.as_deref())?)
+            .with_tls_config(tls::client_config("webhooks.ca_file", settings.ca_file.as_deref())?)
             .https_or_http()
             .enable_http1()
             .build();
@@ -143,24 +138,6 @@ fn split_credentials(url: &str) -> Option<(Uri, Option<HeaderValue>)> {
     Some((bare, Some(header)))
 }
 
-/// Trusts the public authorities that Mozilla lists, which are built in, and those of the file.
-fn tls_config(ca_file: Option<&Path>) -> anyhow::Result<ClientConfig> {
-    let mut roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    if let Some(path) = ca_file {
-        let what = || format!("webhooks.ca_file: {} cannot be used", path.display());
-        let mut count = 0;
-        for certificate in CertificateDer::pem_file_iter(path).with_context(what)? {
-            roots.add(certificate.with_context(what)?).with_context(what)?;
-            count += 1;
-        }
-        anyhow::ensure!(count > 0, "webhooks.ca_file: {} holds no certificate", path.display());
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let versions =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    Ok(versions?.with_root_certificates(roots).with_no_client_auth())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,14 +166,6 @@ mod tests {
             });
             let split = split.as_ref().map(|(uri, header)| (uri.as_str(), *header));
             assert_eq!(split, expected, "{url}");
-        }
-    }
-
-    #[test]
-    fn a_file_without_authorities_is_refused_by_its_name() {
-        for path in ["/nowhere/ca.pem", "/dev/null"] {
-            let error = tls_config(Some(Path::new(path))).expect_err(path);
-            assert!(error.to_string().contains(path), "{error:#}");
         }
     }
 }

@@ -13,6 +13,7 @@ use tracing::warn;
 use crate::backoff::Backoff;
 use crate::process::{Processed, Processor};
 use crate::redis_faults::count_redis_fault;
+use crate::spans::trace_id;
 
 impl Processor {
     /// Processes a suspect to its end, waiting out outages.
@@ -35,7 +36,8 @@ impl Processor {
                         count_redis_fault("suspect");
                     }
                     if backoff.is_fresh() {
-                        warn!(partition = %self.partition, entry.id = %entry.id, error = %outage,
+                        warn!(partition = %self.partition, entry.id = %entry.id, order.id = %order.id,
+                            trace.id = trace_id(&entry), error = %outage,
                             "a suspect has to wait for an outage to end");
                     }
                     tokio::select! {

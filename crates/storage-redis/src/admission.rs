@@ -131,11 +131,11 @@ impl AdmissionConnection {
             call.arg(request.user_id.as_str());
             count += 1;
         }
-        for request in requests {
+        for request in requests.clone() {
             call.arg(request.digest.as_ref().map_or("", |digest| digest.as_str()));
         }
-        for _ in 0..count {
-            call.arg("");
+        for request in requests {
+            call.arg(request.traceparent.as_deref().unwrap_or(""));
         }
         let mut connection = self.line.connection().await?;
         let sent = match self.send(&call, &mut connection).await {

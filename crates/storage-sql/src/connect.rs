@@ -12,7 +12,7 @@ use sea_orm::{
 };
 use sea_orm_migration::{MigratorTrait as _, SchemaManager, seaql_migrations};
 
-use crate::SqlFault;
+use crate::{SqlFault, spans};
 
 /// Where the database is and how to treat it.
 #[derive(Clone)]
@@ -81,6 +81,13 @@ impl Database {
     #[must_use]
     pub fn with_events(mut self) -> Self {
         self.writes_events = true;
+        self
+    }
+
+    /// From now on each statement that is asked for somebody who is traced is a span of his trace.
+    #[must_use]
+    pub fn with_spans(mut self) -> Self {
+        spans::watch(&mut self.connection);
         self
     }
 
@@ -189,7 +196,7 @@ impl Database {
         done: Result<T, E>,
     ) -> Result<T, E> {
         if done.is_ok() {
-            transaction.commit().await?;
+            spans::under("COMMIT", transaction.commit()).await?;
         } else {
             // A connection that is gone cannot roll back; the server does it by itself then.
             let _ = transaction.rollback().await;
@@ -203,7 +210,7 @@ impl Database {
         let mode =
             (self.backend() == DbBackend::Sqlite).then_some(SqliteTransactionMode::Immediate);
         let options = TransactionOptions { sqlite_transaction_mode: mode, ..Default::default() };
-        Ok(self.connection.begin_with_options(options).await?)
+        Ok(spans::under("BEGIN", self.connection.begin_with_options(options)).await?)
     }
 
     /// A transaction that only reads, and reads all of it as of one moment.

@@ -24,6 +24,7 @@ mod report;
 mod sales;
 mod server;
 mod settle;
+mod spans;
 
 pub use account::{DatabaseAccount, SaleTotals, SlotViolation};
 pub use adjustments::{Adjustment, AdjustmentAnswer, NewAdjustment};

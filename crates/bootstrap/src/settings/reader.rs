@@ -54,6 +54,33 @@ impl Reader {
         }
     }
 
+    /// A share, from 0 to 1.
+    pub(super) fn fraction(&mut self, key: &'static str) -> f64 {
+        let words = "a number from 0 to 1, such as 0.01";
+        let number = match self.take(key).kind {
+            ValueKind::Float(number) => number,
+            // Whole numbers are numbers too: all, or none.
+            ValueKind::I64(0) => 0.0,
+            ValueKind::I64(1) => 1.0,
+            ValueKind::I64(number) => {
+                return self.reject(key, format!("{number} is out of range"), words, 0.0);
+            }
+            ValueKind::String(text) => match text.parse() {
+                Ok(number) => number,
+                Err(_) => {
+                    return self.reject(key, format!("{text:?} is not a number"), words, 0.0);
+                }
+            },
+            other => return self.reject(key, format!("it is {}", kind(&other)), words, 0.0),
+        };
+        // What is not a number is in no range.
+        if (0.0..=1.0).contains(&number) {
+            number
+        } else {
+            self.reject(key, format!("{number} is out of range"), words, 0.0)
+        }
+    }
+
     /// A duration with its unit.
     pub(super) fn duration(
         &mut self,

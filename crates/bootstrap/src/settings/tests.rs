@@ -35,6 +35,8 @@ fn the_defaults_are_complete_and_allowed() {
     assert_eq!(settings.catalogue.refresh, Duration::from_millis(300));
     assert_eq!(settings.worker.batch, 2000);
     assert_eq!(settings.log.format, LogFormat::Auto);
+    assert_eq!(settings.tracing.otlp_endpoint, None);
+    assert!((settings.tracing.sample_ratio - 0.01).abs() < f64::EPSILON);
     assert!(settings.payment.webhook_secret.is_none());
     assert!(!settings.auth.secret_is_weak());
     settings.auth.require().expect_err("no key by default");
@@ -219,6 +221,44 @@ fn wrong_values_are_refused_with_what_is_allowed() {
             "[admission]\nreplicas_confirm = \"tape\"",
             &[],
             &["admission.replicas_confirm", "\"tape\" is neither", "memory or disk"],
+        ),
+        (
+            "[tracing]\notlp_endpoint = \"collector:4318\"",
+            &[],
+            &["tracing.otlp_endpoint", "there is no ://", "http:// or https://"],
+        ),
+        (
+            "[tracing]\notlp_endpoint = \"grpc://collector:4317\"",
+            &[],
+            &["tracing.otlp_endpoint", "scheme", "such as http://collector:4318"],
+        ),
+        (
+            "[tracing]\notlp_endpoint = \"https://u:hush@collector\"",
+            &[],
+            &["tracing.otlp_endpoint", "a user or a password"],
+        ),
+        (
+            "[tracing]\nsample_ratio = 1.5",
+            &[],
+            &["tracing.sample_ratio", "1.5 is out of range", "from 0 to 1"],
+        ),
+        (
+            "",
+            &[("FLASHSALE__TRACING__SAMPLE_RATIO", "1%")],
+            &[
+                "tracing.sample_ratio (from FLASHSALE__TRACING__SAMPLE_RATIO)",
+                "\"1%\" is not a number",
+            ],
+        ),
+        (
+            "",
+            &[("FLASHSALE__TRACING__SAMPLE_RATIO", "NaN")],
+            &["tracing.sample_ratio", "NaN is out of range"],
+        ),
+        (
+            "[tracing]\nincoming_per_second = 10001",
+            &[],
+            &["tracing.incoming_per_second", "10001 is out of range", "0 to 10000"],
         ),
         // the same key twice, unusable files
         (

@@ -11,6 +11,8 @@ mod nginx;
 mod nginx_tls;
 mod nginx_under_load;
 mod pay;
+mod receiver;
 mod sale;
 mod settings;
 mod stack;
+mod traces;

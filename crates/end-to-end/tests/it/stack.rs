@@ -6,6 +6,8 @@ use std::net::TcpStream;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use flashsale_domain::OrderId;
+use flashsale_storage_redis::{RawEntry, Redis, RedisConfig};
 use flashsale_test_support::{
     PostgresServer, Program, RedisServer, TempDir, binary, eventually_blocking, free_port,
     temp_dir, unique,
@@ -211,6 +213,27 @@ impl Stack {
                 row.order.committed_ms.expect("it is a row") - admitted_ms
             })
             .collect()
+    }
+
+    /// An order's entry on the stream.
+    pub(crate) fn entry(&self, order: OrderId) -> RawEntry {
+        let setting = |ending: &str| {
+            let found = self.settings.iter().find(|(name, _)| name.ends_with(ending));
+            found.expect("it is set").1.clone()
+        };
+        let config = RedisConfig {
+            url: setting("REDIS__URL"),
+            prefix: setting("REDIS__PREFIX"),
+            partitions: 1,
+            response_timeout: SOON,
+            connect_timeout: SOON,
+            pool_max: 1,
+        };
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let entry = runtime.block_on(async {
+            Redis::new(config)?.find_entry(order.partition(), order.entry()).await
+        });
+        entry.expect("Redis answers").expect("the order is on the stream")
     }
 
     /// Requires that the audit, receipts and all, finds nothing.

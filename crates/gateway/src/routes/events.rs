@@ -25,6 +25,7 @@ use crate::headers::at_most_one;
 use crate::problem::{Problem, ProblemBody};
 use crate::receipts::Receipts;
 use crate::routes::orders::{OrderView, find_view};
+use crate::spans::request_id;
 
 /// What a client waits before it connects again.
 const RETRY: &str = "retry: 2000\n\n";
@@ -62,13 +63,14 @@ pub(crate) async fn order(
     let id: OrderId = path.parse().map_err(|_| Problem::OrderNotFound)?;
     let seen = last_event_id(&request)?;
     let following = state.followers.follow(id);
-    let view = find_view(&state.receipts, id, &buyer.user_id).await?;
+    let view = find_view(&state.receipts, id, &buyer.user_id, request_id(&request)).await?;
     if view.state.is_final() && seen.as_deref() == Some(view.state.as_str()) {
         return Ok(HttpResponse::NoContent().finish());
     }
     let events = OrderEvents {
         following,
         receipts: state.receipts.clone(),
+        request_id: request_id(&request).map(str::to_owned),
         id,
         user_id: buyer.user_id,
         sent: seen.and_then(|seen| seen.parse().ok()),
@@ -151,6 +153,8 @@ struct OrderEvents {
     id: OrderId,
     user_id: UserId,
     /// The state that was told last.
+    /// What the logs call the request.
+    request_id: Option<String>,
     sent: Option<OrderState>,
     ends_at: Instant,
     draining: Shutdown,
@@ -176,7 +180,11 @@ impl OrderEvents {
                     }
                     News::Row(_) => return None,
                     // Not readable now: it is asked again soon.
-                    News::Look => find_view(&self.receipts, self.id, &self.user_id).await.ok(),
+                    News::Look => {
+                        let request_id = self.request_id.as_deref();
+                        let found = find_view(&self.receipts, self.id, &self.user_id, request_id);
+                        found.await.ok()
+                    }
                 },
                 () = sleep_until(heartbeat) => return Some(":\n\n".to_owned()),
                 () = sleep_until(self.ends_at) => return None,

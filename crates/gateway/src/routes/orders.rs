@@ -15,11 +15,12 @@ use crate::app::State;
 use crate::auth::Buyer;
 use crate::followers::News;
 use crate::problem::{Problem, ProblemBody};
-use crate::receipts::{Receipt, ReceiptFault, Receipts};
+use crate::receipts::{Receipt, Receipts};
 use crate::request_body::check_body;
 use crate::routes::placing::route;
 use crate::routes::sales::PriceView;
 use crate::routes::{rfc3339, time_of};
+use crate::spans::request_id;
 
 /// An order as its buyer sees it.
 #[derive(Serialize, ToSchema)]
@@ -124,6 +125,7 @@ const WAIT_MAX_S: u64 = 30;
     ),
 )]
 pub(crate) async fn show(
+    request: HttpRequest,
     path: web::Path<String>,
     query: Result<web::Query<ShowQuery>, actix_web::Error>,
     buyer: Buyer,
@@ -141,7 +143,7 @@ pub(crate) async fn show(
     let id: OrderId = path.parse().map_err(|_| Problem::OrderNotFound)?;
     let deadline = (Instant::now() + Duration::from_secs(wait_s)).min(buyer.expires_at);
     let mut following = (wait_s > 0).then(|| state.followers.follow(id));
-    let mut order = find_view(&state.receipts, id, &buyer.user_id).await?;
+    let mut order = find_view(&state.receipts, id, &buyer.user_id, request_id(&request)).await?;
     // No connection is held while waiting.
     while let Some(following) = &mut following
         && order.state == OrderState::Queued
@@ -150,7 +152,7 @@ pub(crate) async fn show(
             news = following.news() => match news {
                 News::Row(row) if row.user_id == buyer.user_id => OrderView::from((*row).clone()),
                 News::Row(_) => return Err(Problem::OrderNotFound),
-                News::Look => match find_view(&state.receipts, id, &buyer.user_id).await {
+                News::Look => match find_view(&state.receipts, id, &buyer.user_id, request_id(&request)).await {
                     Ok(order) => order,
                     // Not readable now: it is asked again soon.
                     Err(Problem::SaleUnavailable) => continue,
@@ -169,8 +171,13 @@ pub(crate) async fn find_view(
     receipts: &Receipts,
     id: OrderId,
     user: &UserId,
+    request_id: Option<&str>,
 ) -> Result<OrderView, Problem> {
-    let found = receipts.find(id, user).await.map_err(unavailable)?;
+    let found = receipts.find(id, user).await.map_err(|fault| {
+        error_quietly!(error = %fault, order.id = %id, request.id = request_id,
+            "an order could not be read");
+        Problem::SaleUnavailable
+    })?;
     found.map(OrderView::from).ok_or(Problem::OrderNotFound)
 }
 
@@ -202,12 +209,12 @@ pub(crate) async fn cancel(
 ) -> Result<HttpResponse, Problem> {
     let id: OrderId = path.parse().map_err(|_| Problem::OrderNotFound)?;
     check_body(&request, body, &state).await?;
-    let mut cancelled = try_cancel(&state, id, &buyer.user_id).await?;
+    let mut cancelled = try_cancel(&request, &state, id, &buyer.user_id).await?;
     if cancelled == Cancellation::NotFound {
         // Perhaps it is only queued, or dead; or it has become a row since.
-        let view = find_view(&state.receipts, id, &buyer.user_id).await?;
+        let view = find_view(&state.receipts, id, &buyer.user_id, request_id(&request)).await?;
         cancelled = match view.state {
-            OrderState::AwaitingPayment => try_cancel(&state, id, &buyer.user_id).await?,
+            OrderState::AwaitingPayment => try_cancel(&request, &state, id, &buyer.user_id).await?,
             order_state => Cancellation::Refused(order_state),
         };
     }
@@ -220,9 +227,15 @@ pub(crate) async fn cancel(
     }
 }
 
-async fn try_cancel(state: &State, id: OrderId, user: &UserId) -> Result<Cancellation, Problem> {
+async fn try_cancel(
+    request: &HttpRequest,
+    state: &State,
+    id: OrderId,
+    user: &UserId,
+) -> Result<Cancellation, Problem> {
     state.operations.cancel_order(id, user).await.map_err(|fault| {
-        error_quietly!(error = %fault, order.id = %id, "an order could not be cancelled");
+        error_quietly!(error = %fault, order.id = %id, request.id = request_id(request),
+            "an order could not be cancelled");
         Problem::SaleUnavailable
     })
 }
@@ -257,6 +270,7 @@ const LIMIT_MAX: u64 = 100;
     ),
 )]
 pub(crate) async fn list(
+    request: HttpRequest,
     query: Result<web::Query<ListQuery>, actix_web::Error>,
     buyer: Buyer,
     state: web::Data<State>,
@@ -294,8 +308,11 @@ pub(crate) async fn list(
         Some(sale) => route(&state, sale).await?.1,
         None => None,
     };
-    let mut orders =
-        state.receipts.list(&buyer.user_id, &filter, home).await.map_err(unavailable)?;
+    let mut orders = state.receipts.list(&buyer.user_id, &filter, home).await.map_err(|fault| {
+        error_quietly!(error = %fault, request.id = request_id(&request),
+                "a buyer's orders could not be read");
+        Problem::SaleUnavailable
+    })?;
     let limit = usize::try_from(limit).expect("at most 100");
     let more = orders.len() > limit;
     orders.truncate(limit);
@@ -304,9 +321,4 @@ pub(crate) async fn list(
     Ok(HttpResponse::Ok()
         .insert_header((CACHE_CONTROL, "no-store"))
         .json(OrderPage { orders, next_cursor }))
-}
-
-fn unavailable(fault: ReceiptFault) -> Problem {
-    error_quietly!(error = %fault, "an order could not be read");
-    Problem::SaleUnavailable
 }

@@ -16,6 +16,7 @@ use crate::app::State;
 use crate::headers::at_most_one;
 use crate::problem::{Problem, ProblemBody};
 use crate::request_body::read_body;
+use crate::spans::request_id;
 
 /// The one type of message that is acted on.
 const PAYMENT_SUCCEEDED: &str = "payment.succeeded";
@@ -105,13 +106,15 @@ pub(crate) async fn webhook(
     };
 
     let verdict = state.operations.receive_payment(&payment).await.map_err(|fault| {
-        error_quietly!(error = %fault, order.id = %payment.order_id, "a payment could not be decided");
+        error_quietly!(error = %fault, order.id = %payment.order_id, request.id = request_id(&request),
+            "a payment could not be decided");
         Problem::SaleUnavailable
     })?;
     match verdict {
         PaymentVerdict::OrderNotFound => Err(Problem::OrderNotFound),
         PaymentVerdict::IdReused => {
-            error_quietly!(order.id = %payment.order_id, webhook.id = payment.webhook_id,
+            error_quietly!(order.id = %payment.order_id, request.id = request_id(&request),
+                webhook.id = payment.webhook_id,
                 amount = payment.price.amount, currency = %payment.price.currency,
                 "a payment has the webhook-id of another one; it is not taken");
             Err(Problem::WebhookIdReused)
@@ -122,7 +125,8 @@ pub(crate) async fn webhook(
         }
         PaymentVerdict::Settled { outcome, repeated } => {
             if !repeated && outcome.is_due_back() {
-                info!(order.id = %payment.order_id, webhook.id = payment.webhook_id,
+                info!(order.id = %payment.order_id, request.id = request_id(&request),
+                    webhook.id = payment.webhook_id,
                     "a payment bought nothing, its money is due back");
             }
             let answer =

@@ -10,16 +10,19 @@ use flashsale_domain::{
 };
 use flashsale_storage_sql::DirectAnswer;
 use serde::Serialize;
+use tracing::debug;
 use utoipa::ToSchema;
 
-use crate::admission_queue::{AdmissionQueue, NoDecision};
+use crate::admission_queue::{AdmissionQueue, Answer, NoDecision};
 use crate::app::State;
 use crate::auth::{Buyer, BuyerVerifier};
 use crate::catalogue::Catalogue;
+use crate::direct::Press;
 use crate::headers::at_most_one;
 use crate::problem::{Problem, ProblemBody};
 use crate::request_body::check_body;
 use crate::routes::time_of;
+use crate::spans::{AdmissionSpan, request_id};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -92,7 +95,9 @@ pub(crate) async fn place(
 
     match (mode, partition) {
         (SaleMode::Queued, Some(partition)) => {
-            let wish = AdmissionRequest { user_id: buyer.user_id, digest };
+            let span = AdmissionSpan::begin(sale);
+            let traceparent = span.as_ref().map(AdmissionSpan::traceparent);
+            let wish = AdmissionRequest { user_id: buyer.user_id, digest, traceparent };
             let outcome = queue.admit(partition, sale, wish).await;
             let label = match &outcome {
                 Ok(Ok(Admission { replayed: false, .. })) => "admitted",
@@ -101,6 +106,14 @@ pub(crate) async fn place(
                 Err(no_decision) => no_decision_label(*no_decision),
             };
             state.answers.count(sale, label);
+            let order_id = order_of(&outcome);
+            if let Some(span) = span {
+                span.end(label, order_id);
+            }
+            if let Some(order_id) = order_id {
+                debug!(order.id = %order_id, sale.id = %sale, request.id = request_id(&request),
+                    "an order is {label}");
+            }
             let admission = outcome
                 .map_err(problem_of_no_decision)?
                 .map_err(|refusal| problem_of_refusal(refusal, sale, &state.catalogue))?;
@@ -108,7 +121,9 @@ pub(crate) async fn place(
         }
         (SaleMode::Queued, None) => Err(Problem::SaleUnavailable),
         (SaleMode::Direct, _) => {
-            let answer = state.direct.place(sale, buyer.user_id, digest).await;
+            let request_id = request_id(&request).map(str::to_owned);
+            let press = Press { user: buyer.user_id, digest, request_id };
+            let answer = state.direct.place(sale, press).await;
             let label = match &answer {
                 Ok(DirectAnswer::Placed(_)) => "admitted",
                 Ok(DirectAnswer::Replayed(_)) => "replayed",
@@ -126,6 +141,16 @@ pub(crate) async fn place(
                 DirectAnswer::IdTaken => Err(Problem::SaleUnavailable),
             }
         }
+    }
+}
+
+/// The order that a buyer is told of.
+const fn order_of(answer: &Answer) -> Option<OrderId> {
+    match answer {
+        Ok(Ok(Admission { order_id, .. }) | Err(Refusal::AlreadyOrdered(order_id))) => {
+            Some(*order_id)
+        }
+        Ok(Err(_)) | Err(_) => None,
     }
 }
 

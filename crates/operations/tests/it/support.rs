@@ -84,7 +84,7 @@ pub(crate) fn neighbour(id: OrderId, ms: i64) -> OrderId {
 /// A press of the buyer with a key of his own, so that pressing again is a replay.
 pub(crate) fn press(user: &str) -> AdmissionRequest {
     let key = IdempotencyKey::new(format!("key-of-{user}")).expect("a key");
-    AdmissionRequest { user_id: user_id(user), digest: Some(key.digest()) }
+    AdmissionRequest { user_id: user_id(user), digest: Some(key.digest()), traceparent: None }
 }
 
 /// A sale of `stock` units, open now, one a buyer.

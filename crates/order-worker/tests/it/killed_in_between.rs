@@ -177,8 +177,11 @@ impl<'a> Round<'a> {
     /// What the buyer is answered who presses with another key than for his first order.
     async fn press_again(&self, key: &str) -> Result<Admission, Refusal> {
         let key = IdempotencyKey::new(key).expect("a key");
-        let request =
-            AdmissionRequest { user_id: user_id(&self.buyer), digest: Some(key.digest()) };
+        let request = AdmissionRequest {
+            user_id: user_id(&self.buyer),
+            digest: Some(key.digest()),
+            traceparent: None,
+        };
         self.answer_to(request).await
     }
 

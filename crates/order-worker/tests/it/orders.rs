@@ -159,6 +159,7 @@ async fn a_buyer_of_several_units_gets_a_row_for_each() {
     let press = flashsale_domain::AdmissionRequest {
         user_id: crate::support::user_id("greedy"),
         digest: None,
+        traceparent: None,
     };
     let partition = sale.partition.expect("a home");
     let batch = connection.admit(partition, sale.id, &[press.clone(), press.clone(), press]).await;

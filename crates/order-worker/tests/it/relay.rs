@@ -163,7 +163,11 @@ on_both!(a_unit_that_nobody_has_instead_goes_back_on_sale_once, async |stand: St
     assert_eq!(units().await, (20, 20, 0));
     let mut connection = stand.redis.admission_connection().expect("a connection");
     let key = IdempotencyKey::new("another-key").expect("a key");
-    let request = AdmissionRequest { user_id: user_id("buyer-0"), digest: Some(key.digest()) };
+    let request = AdmissionRequest {
+        user_id: user_id("buyer-0"),
+        digest: Some(key.digest()),
+        traceparent: None,
+    };
     let again = connection.admit(only(), id, &[request]).await.expect("answered");
     let again = again.outcomes[0].expect("a new order");
     assert!(!again.replayed && again.order_id != rejected);

@@ -167,7 +167,7 @@ impl Stand {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let admitted = runtime.expect("a runtime").block_on(async {
             let mut connection = redis.admission_connection().expect("a connection");
-            let press = [AdmissionRequest { user_id, digest: None }];
+            let press = [AdmissionRequest { user_id, digest: None, traceparent: None }];
             connection.admit(partition, sale, &press).await.expect("answered").outcomes
         });
         admitted[0].as_ref().expect("admitted").order_id

@@ -15,6 +15,7 @@ const FIELDS_VERSION: &str = "1";
 const NEWEST_VERSION: u32 = 2;
 
 const ORDER: &str = "o";
+const TRACEPARENT: &[u8] = b"t";
 
 /// An entry as it stands on the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +24,19 @@ pub struct RawEntry {
     pub id: EntryId,
     /// Field names and values in their order, bytes as they are.
     pub fields: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl RawEntry {
+    /// The span that asked for the order, when it is traced. It is no part of the order: whether it can
+    /// be understood is of no account to it.
+    pub fn traceparent(&self) -> Option<&str> {
+        // Most orders are one field and no more.
+        if self.fields.len() < 2 {
+            return None;
+        }
+        let (_, value) = self.fields.iter().find(|(field, _)| field == TRACEPARENT)?;
+        std::str::from_utf8(value).ok()
+    }
 }
 
 /// Why an entry is not an order.
@@ -185,6 +199,16 @@ mod tests {
         let no_key = entry(&[("o", b"2:42:2:5::shop:buyer"), ("t", b"00-1-2-01")]);
         let no_key = decode(partition(), &no_key).expect("an order");
         assert_eq!((no_key.user_id.as_str(), no_key.digest), ("shop:buyer", None));
+    }
+
+    #[test]
+    fn a_traceparent_is_read_beside_the_order_and_spoils_none() {
+        let traced = |value| entry(&[("o", PACKED), ("t", value)]);
+        assert_eq!(traced(b"00-1-2-01").traceparent(), Some("00-1-2-01"));
+        assert_eq!(entry(&[("o", PACKED)]).traceparent(), None);
+        let spoilt = traced(b"\xff");
+        assert_eq!(spoilt.traceparent(), None);
+        assert!(decode(partition(), &spoilt).is_ok());
     }
 
     #[test]

@@ -106,12 +106,12 @@ pub(crate) fn digest(key: &str) -> IdempotencyDigest {
 
 /// A request without an idempotency key.
 pub(crate) fn press(id: &str) -> AdmissionRequest {
-    AdmissionRequest { user_id: user(id), digest: None }
+    AdmissionRequest { user_id: user(id), digest: None, traceparent: None }
 }
 
 /// A request with one.
 pub(crate) fn press_with_key(id: &str, key: &str) -> AdmissionRequest {
-    AdmissionRequest { user_id: user(id), digest: Some(digest(key)) }
+    AdmissionRequest { user_id: user(id), digest: Some(digest(key)), traceparent: None }
 }
 
 /// `count` different buyers.
