@@ -36,7 +36,7 @@ test-valkey: ## run the tests that use Redis on Valkey: REDIS_SERVER_BIN=/path, 
 	[[ "$$("$$server" --version)" == Valkey* ]] || { echo "test-valkey: $$server is no Valkey" >&2; exit 2; }; \
 	"$$server" --version; \
 	export REDIS_SERVER_BIN="$$server"; \
-	$(ENSURE_SERVICES) --postgres --nginx --faketime --prometheus; \
+	$(ENSURE_SERVICES) --postgres --nginx --faketime --prometheus --venv; \
 	$(CARGO) build --release --workspace --bins; \
 	$(CARGO) test --release --workspace --no-fail-fast --exclude flashsale-bootstrap \
 		--exclude flashsale-domain --exclude flashsale-rush --exclude flashsale-storage-sql
@@ -122,8 +122,9 @@ dist: ## build what ships into target/dist: an archive with stripped programs, a
 	@deploy/dist/build.sh
 
 .PHONY: deps
-deps: ## install the servers that the tests start (apt-get, as root), or say which are missing
-	@$(ENSURE_SERVICES) --postgres --nginx --faketime --prometheus
+deps: ## install what the tests start (apt-get, as root; one by pip), or say what is missing
+	@$(ENSURE_SERVICES) --postgres --nginx --faketime --prometheus --venv
+	@deploy/local/fetch-otlp-receiver.sh $(TARGET_DIR)/otlp-receiver >/dev/null
 
 .PHONY: clean
 clean: ## remove what was built

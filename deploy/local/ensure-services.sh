@@ -7,7 +7,8 @@
 #   ensure-services.sh --faketime    Redis and libfaketime, which sets the clocks of single programs
 #   ensure-services.sh --prometheus  Redis and Prometheus with promtool
 #   ensure-services.sh --valgrind    Redis and valgrind, which counts instructions
-#                                    (these five options can be combined)
+#   ensure-services.sh --venv        Redis and Python with venv, by which fetch-otlp-receiver.sh fetches
+#                                    (these six options can be combined)
 #   ensure-services.sh --lint        only what `make lint` needs: shellcheck
 #   ensure-services.sh --deploy      only what `make check-deploy` needs: promtool, nginx, and Python with
 #                                    venv
@@ -25,9 +26,10 @@ for option in "$@"; do
         --lint) want_redis=no want_shellcheck=yes ;;
         --prometheus) want_prometheus=yes ;;
         --valgrind) want_valgrind=yes ;;
+        --venv) want_venv=yes ;;
         --deploy) want_redis=no want_prometheus=yes want_nginx=yes want_venv=yes ;;
         *)
-            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --prometheus --valgrind --lint --deploy)" >&2
+            echo "ensure-services: unknown option $option (known: --postgres --nginx --faketime --prometheus --valgrind --venv --lint --deploy)" >&2
             exit 2
             ;;
     esac

@@ -83,7 +83,7 @@ fn ask(port: u16, request: &str, headers: &[&str]) -> Answer {
 }
 
 /// So many lines of the access log, of those that are meant.
-fn logged(nginx: &Nginx, is_meant: impl Fn(&Value) -> bool, count: usize) -> Vec<Value> {
+pub(crate) fn logged(nginx: &Nginx, is_meant: impl Fn(&Value) -> bool, count: usize) -> Vec<Value> {
     eventually_blocking(SOON, "all is in the access log", || {
         let log = nginx.access_log();
         let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect("is JSON"));

@@ -10,7 +10,7 @@ use flashsale_test_support::free_port;
 use serde_json::Value;
 
 use crate::after_order::token;
-use crate::nginx::before;
+use crate::nginx::{before, logged};
 use crate::receiver::{ReceivedSpan, Receiver};
 use crate::stack::{Member, Stack, exchange, report};
 
@@ -122,7 +122,9 @@ fn one_trace_shows_an_order_from_the_click_to_its_row() {
     // And nobody else's order is traced.
     assert!(spans.iter().all(|span| span.trace == TRACE), "{spans:#?}");
 
-    // The logs name the same.
+    // The logs name the same, and the proxy's too.
+    let line = &logged(&nginx, |line| line["request_id"] == "press-4711", 1)[0];
+    assert_eq!(line["order_id"], id.as_str());
     assert_eq!(line_of(&gateway, order, "an order is admitted")["request.id"], "press-4711");
     assert_eq!(line_of(&worker, order, "an order is committed")["trace.id"], TRACE);
 }
