@@ -16,7 +16,7 @@ const TEXT_MAX: usize = 1000;
 
 /// Has a span made of each statement that is asked through this connection from now on.
 pub(crate) fn watch(connection: &mut DatabaseConnection) {
-    connection.set_metric_callback(|statement| record(statement));
+    connection.set_metric_callback(record);
 }
 
 fn record(asked: &Info<'_>) {
