@@ -385,6 +385,40 @@ async fn a_rebuild_under_a_batch_moves_it() {
     assert_eq!(database.stock_left(&sale).await, 10);
 }
 
+#[tokio::test]
+async fn a_deadlock_with_somebody_else_is_infrastructure() {
+    let database = TestDatabase::postgres().await;
+    let sale = database.published(&new_sale(10)).await;
+    let batch = orders_of(&sale, 1..=3);
+    let insert = |id: i64| {
+        format!(
+            "INSERT INTO orders (id, sale_id, user_id, slot, epoch, state, price_amount, \
+             price_currency, committed_ms) VALUES ({id}, {}, 'other-{id}', 1, 1, 'paid', 1, 'CNY', 1)",
+            sale.id
+        )
+    };
+    let holder = database.raw.begin().await.unwrap();
+    // Not this one is to be ended for it.
+    holder.execute_unprepared("SET LOCAL deadlock_timeout = '10min'").await.unwrap();
+    holder.execute_unprepared(&insert(2)).await.unwrap();
+    let call = tokio::spawn({
+        let (database, batch) = (Database::clone(&database), batch.clone());
+        async move { database.commit_orders(&batch).await }
+    });
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+                 WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    until(&database, "a batch that waits", waits).await;
+    // The batch has written this one, and now each waits for the other.
+    holder.execute_unprepared(&insert(1)).await.unwrap();
+
+    let fault = infrastructure(call.await.unwrap());
+
+    assert_eq!(fault.code().as_deref(), Some("40P01"), "{fault}");
+    holder.rollback().await.unwrap();
+    assert_eq!(committed(&database, &batch).await, vec![Commit::Inserted; 3]);
+    assert_eq!(database.stock_left(&sale).await, 7);
+}
+
 /// A server of the test's own, and a migrated database there.
 async fn own_server() -> (Arc<PostgresServer>, TestDatabase) {
     let (server, url) = tokio::task::spawn_blocking(|| {
