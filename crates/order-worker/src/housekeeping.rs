@@ -12,13 +12,15 @@ use flashsale_domain::Partition;
 use flashsale_operations::pools;
 use flashsale_storage_redis::{Backlog, Redis, RedisFault};
 use flashsale_storage_sql::Database;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::reader::LastPoll;
 use crate::redis_faults::count_redis_fault;
 
 /// How much longer than one read a reader may be silent before the worker is not ready.
 const SILENCE_MARGIN: Duration = Duration::from_secs(5);
+/// How long the database may take to say that it is there.
+const PING_WITHIN: Duration = Duration::from_secs(5);
 /// How long a backlog may stand still before the worker is not ready.
 const STANDSTILL_MAX: Duration = Duration::from_secs(30);
 /// A consumer that holds nothing and was not seen for so many reclaim periods belongs to a process
@@ -99,8 +101,17 @@ impl Housekeeping {
     }
 
     async fn tick(&self, memory: &mut Memory) {
-        let (database, backlog) = tokio::join!(self.database.ping(), self.tidy_all());
-        self.report(CHECK_DATABASE, database.map_err(|fault| fault.to_string()));
+        // The pool tries a connection before it gives it away; one that goes silent right then would
+        // never answer, and with it everything here would stand still, readiness at its last word.
+        let ping = timeout(PING_WITHIN, self.database.ping());
+        let (database, backlog) = tokio::join!(ping, self.tidy_all());
+        self.report(
+            CHECK_DATABASE,
+            match database {
+                Ok(answered) => answered.map_err(|fault| fault.to_string()),
+                Err(_) => Err(format!("the database has not answered for {PING_WITHIN:?}")),
+            },
+        );
         let limit = self.settings.block + SILENCE_MARGIN;
         let silent = self.readers.iter().find(|(_, last_poll)| last_poll.age() > limit);
         self.report(
