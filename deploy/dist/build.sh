@@ -39,7 +39,8 @@ version=${package##*[@#]}
 name=flashsale-$version-$triple
 
 # Paths of this machine are in no program: they tell who built it, and change it from machine to machine.
-flags=("--remap-path-prefix=$PWD=/flashsale" "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo")
+flags=("--remap-path-prefix=$PWD=/flashsale" "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+    "--remap-path-prefix=$target_dir=/flashsale/target")
 RUSTFLAGS="${RUSTFLAGS:-} ${flags[*]}" CARGO_INCREMENTAL=0 \
     cargo build --locked --profile "$profile" "${programs[@]/#/--bin=}"
 
