@@ -15,6 +15,7 @@ mod m20261130_000008_create_adjustments;
 mod m20261130_000009_create_events;
 mod m20261130_000010_create_answers;
 mod m20261130_000011_add_request_key_to_adjustments;
+mod m20261130_000012_add_rehearsal_to_sales;
 
 /// Every migration, oldest first.
 pub struct Migrator;
@@ -34,6 +35,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261130_000009_create_events::Migration),
             Box::new(m20261130_000010_create_answers::Migration),
             Box::new(m20261130_000011_add_request_key_to_adjustments::Migration),
+            Box::new(m20261130_000012_add_rehearsal_to_sales::Migration),
         ]
     }
 }

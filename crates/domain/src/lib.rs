@@ -23,7 +23,7 @@ pub use order_id::{
 };
 pub use payment::{NewPayment, PaymentOutcome, UnknownPaymentOutcome};
 pub use sale::{
-    LatePayment, NewSale, NewSaleError, PER_BUYER_MAX, STOCK_MAX, Sale, SaleId, SaleIdError,
-    SaleMode, SaleState, UnknownLatePayment, UnknownSaleMode, UnknownSaleState, Window,
-    WindowError, WindowPhase,
+    LatePayment, NewSale, NewSaleError, PER_BUYER_MAX, REHEARSAL_BUYERS, STOCK_MAX, Sale, SaleId,
+    SaleIdError, SaleMode, SaleState, UnknownLatePayment, UnknownSaleMode, UnknownSaleState,
+    Window, WindowError, WindowPhase,
 };

@@ -381,7 +381,12 @@ pub struct Sale {
     pub partition: Option<Partition>,
     /// Counts the sale's rebuilds.
     pub epoch: i64,
+    /// Whether it is a rehearsal's: not shown to buyers, not told to the shop, erased afterwards.
+    pub rehearsal: bool,
 }
+
+/// What the ids of a rehearsal's buyers begin with. Nobody else is admitted to its sale.
+pub const REHEARSAL_BUYERS: &str = "rehearsal:";
 
 #[cfg(test)]
 mod tests {

@@ -41,6 +41,15 @@ pub(crate) struct CatalogueSale {
     pub(crate) stock_left: i64,
 }
 
+/// Where an order for a sale goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) mode: SaleMode,
+    pub(crate) partition: Option<Partition>,
+    /// Only a rehearsal's buyers are admitted.
+    pub(crate) rehearsal: bool,
+}
+
 type Sales = BTreeMap<SaleId, CatalogueSale>;
 
 /// The published sales, and Redis's clock. Shared by all threads; reading takes no lock. Two tasks
@@ -100,9 +109,18 @@ impl Catalogue {
         self.sales.load().get(&id).cloned()
     }
 
+    /// The same, if it is one for everybody: a rehearsal's sale is shown to nobody.
+    pub(crate) fn find_public(&self, id: SaleId) -> Option<CatalogueSale> {
+        self.find(id).filter(|entry| !entry.sale.rehearsal)
+    }
+
     /// Where a sale lives and how it decides: all that placing an order needs.
-    pub(crate) fn route(&self, id: SaleId) -> Option<(SaleMode, Option<Partition>)> {
-        self.sales.load().get(&id).map(|entry| (entry.sale.mode, entry.sale.partition))
+    pub(crate) fn route(&self, id: SaleId) -> Option<Route> {
+        self.sales.load().get(&id).map(|CatalogueSale { sale, .. }| Route {
+            mode: sale.mode,
+            partition: sale.partition,
+            rehearsal: sale.rehearsal,
+        })
     }
 
     /// The sales that live in a partition and may have admitted an order whose id bears `ms`.
@@ -116,11 +134,11 @@ impl Catalogue {
         sales.values().map(|entry| &entry.sale).filter(may_have).map(|sale| sale.id).collect()
     }
 
-    /// Every sale that is not closed, newest first.
+    /// Every sale that is not closed, newest first; none of a rehearsal.
     pub(crate) fn list(&self) -> Vec<CatalogueSale> {
         let sales = self.sales.load();
-        let open = sales.values().filter(|entry| entry.sale.state != SaleState::Closed);
-        open.rev().cloned().collect()
+        let is_shown = |sale: &Sale| sale.state != SaleState::Closed && !sale.rehearsal;
+        sales.values().rev().filter(|entry| is_shown(&entry.sale)).cloned().collect()
     }
 
     /// Takes over what changed in the database since the last look.
@@ -151,7 +169,11 @@ impl Catalogue {
                 }
             }
         });
-        for (id, stock_left) in stock {
+        let sales = self.sales.load();
+        // A gauge stays for as long as the gateway runs, and a rehearsal leaves nothing behind that it
+        // need not.
+        let is_shown = |id| sales.get(id).is_some_and(|entry| !entry.sale.rehearsal);
+        for (id, stock_left) in stock.iter().filter(|(id, _)| is_shown(id)) {
             metrics::gauge!("flashsale_stock_left", "sale" => id.to_string())
                 .set(count(*stock_left));
         }

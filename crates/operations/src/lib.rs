@@ -17,6 +17,7 @@ mod operator;
 mod payments;
 pub mod pools;
 mod rebuild;
+mod rehearsal;
 mod report;
 mod sale_view;
 mod sales;
@@ -158,6 +159,23 @@ pub enum Refused {
     /// No such payment, or its money is not due back.
     #[error("there is no payment {0} whose money is due back")]
     NoRefundDue(i64),
+    /// Only what bears the mark may be cleaned up, or drilled with.
+    #[error(
+        "sale {0} is no rehearsal's: only the sales of `salectl rehearse` and `salectl drill` may be \
+         used so"
+    )]
+    NotARehearsal(SaleId),
+    /// Orders, releases, adjustments or payments of it are under way.
+    #[error(
+        "{what} orders or releases of sale {sale} are under way, and nothing is cleaned up before \
+         they are done: see that an order-worker runs, then try again"
+    )]
+    RehearsalBusy {
+        /// The sale.
+        sale: SaleId,
+        /// How many.
+        what: u64,
+    },
     /// Somebody else fenced the partition, or Redis restarted, in the middle.
     #[error(
         "partition {0} was fenced by somebody else, or Redis restarted, meanwhile: rebuild again"

@@ -12,7 +12,7 @@ use crate::{OperationError, Operations, Rebuilt, Refused};
 /// An operator who changes sales.
 #[derive(Clone, Copy)]
 pub struct Operator<'a> {
-    operations: &'a Operations,
+    pub(crate) operations: &'a Operations,
     actor: &'a str,
 }
 
@@ -109,7 +109,12 @@ impl Operator<'_> {
         done
     }
 
-    async fn log(&self, action: &str, id: SaleId, what: &str) -> Result<(), OperationError> {
+    pub(crate) async fn log(
+        &self,
+        action: &str,
+        id: SaleId,
+        what: &str,
+    ) -> Result<(), OperationError> {
         let (actor, subject) = (self.actor, id.to_string());
         Ok(self.operations.database.insert_audit(actor, action, &subject, what).await?)
     }

@@ -131,12 +131,12 @@ impl Operations {
         self.load_locked(partition, used, lock).await
     }
 
-    async fn lock_rebuild(&self, partition: Partition) -> Result<Lock, OperationError> {
+    pub(crate) async fn lock_rebuild(&self, partition: Partition) -> Result<Lock, OperationError> {
         let lock = self.redis.try_lock_rebuild(partition).await?;
         Ok(lock.ok_or(Refused::RebuildRunning(partition))?)
     }
 
-    async fn load_locked(
+    pub(crate) async fn load_locked(
         &self,
         partition: Partition,
         used: PartitionUse,

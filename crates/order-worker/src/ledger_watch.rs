@@ -102,7 +102,12 @@ impl Watcher<'_> {
             }
         }
         let homed = self.watch.database.list_sales_of(self.partition).await?;
-        for sale in homed.iter().filter(|sale| is_live(sale)) {
+        let live: Vec<&Sale> = homed.iter().filter(|sale| is_live(sale)).collect();
+        // One that is looked after no longer, or is no more, would be shown for good as it was last.
+        for gone in self.shown.extract_if(|id| live.iter().all(|sale| sale.id != *id)) {
+            show(gone, f64::NAN);
+        }
+        for sale in live {
             let ledger = self.operations.read_ledger(sale.id).await?;
             self.shown.insert(sale.id);
             show(sale.id, i32::try_from(ledger.imbalance).map_or(f64::INFINITY, f64::from));

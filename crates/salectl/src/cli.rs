@@ -11,6 +11,7 @@ use flashsale_domain::{
 use flashsale_operations::LetterId;
 
 use crate::commands::completions::CompletionsArgs;
+use crate::rehearsal_args::RehearseArgs;
 use crate::when::When;
 
 /// Runs sales: creates and publishes them, watches their ledger, and audits them.
@@ -128,6 +129,13 @@ pub(crate) enum Command {
 
     /// Show who did what, newest first
     AuditLog(AuditLogArgs),
+
+    /// Play a whole sale with synthetic buyers through the production path, check the invariants, and
+    /// leave nothing behind
+    ///
+    /// Its sale is hidden from buyers and from the shop, and admits nobody but the buyers of the rehearsal.
+    /// Exit code 1 when something was not as it has to be.
+    Rehearse(RehearseArgs),
 
     /// Load what Redis holds of the sale's whole partition from the database again
     ///
@@ -464,7 +472,7 @@ pub(crate) struct TokenArgs {
 }
 
 /// A duration of at least a second, without fractions of one.
-fn whole_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn whole_seconds(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(duration) if duration.as_secs() > 0 && duration.subsec_nanos() == 0 => Ok(duration),
         Ok(_) => Err("it is whole seconds, at least one, such as 90s, 15m or 1h 30m".to_owned()),

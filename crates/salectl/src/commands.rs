@@ -12,6 +12,7 @@ pub(crate) mod migrate;
 pub(crate) mod pay;
 pub(crate) mod rebuild;
 pub(crate) mod refunds;
+pub(crate) mod rehearse;
 pub(crate) mod report;
 pub(crate) mod sale;
 pub(crate) mod settle;

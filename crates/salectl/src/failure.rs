@@ -49,6 +49,12 @@ impl Failure {
     }
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
 impl From<SettingsError> for Failure {
     fn from(error: SettingsError) -> Self {
         Self { exit_code: USAGE, line: error.to_string() }

@@ -9,7 +9,9 @@ mod commands;
 mod failure;
 mod output;
 mod receipts;
+mod rehearsal_args;
 mod remote;
+mod shopfront;
 mod token;
 mod when;
 
@@ -20,8 +22,8 @@ use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
 use crate::cli::{Cli, Command, RemoteArgs};
 use crate::commands::{
-    audit, audit_log, completions, dead, doctor, ledger, migrate, pay, rebuild, refunds, report,
-    sale, settle, token as mint, workers,
+    audit, audit_log, completions, dead, doctor, ledger, migrate, pay, rebuild, refunds, rehearse,
+    report, sale, settle, token as mint, workers,
 };
 use crate::failure::Failure;
 use crate::output::Output;
@@ -82,6 +84,7 @@ async fn carry_out(
         Command::Refunds { command } => {
             refunds::run(command, access.settings("refunds")?, output).await
         }
+        Command::Rehearse(args) => rehearse::run(&args, access.settings("rehearse")?, output).await,
         Command::Workers => workers::run(access, output).await,
         Command::AuditLog(args) => audit_log::run(args, access, output).await,
         Command::Rebuild { sale } => rebuild::run(sale, access, output).await,

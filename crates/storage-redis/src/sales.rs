@@ -169,6 +169,19 @@ impl Redis {
         Ok(SaleAccount { gate_open: open == "1", last_id, sale })
     }
 
+    /// Forgets a sale and its buyers. Only for one whose home is no longer here: a worker that misses a
+    /// sale loads the partition again.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn forget_sale(&self, partition: Partition, sale: SaleId) -> Result<(), RedisFault> {
+        Ok(redis::cmd("UNLINK")
+            .arg(self.keys.sale(partition, sale))
+            .arg(self.keys.buyers(partition, sale))
+            .query_async(&mut self.connection().await?)
+            .await?)
+    }
+
     /// Units left of each of a partition's sales, in their order; `None` where Redis does not know.
     /// A hint for buyers, not an account.
     ///

@@ -19,7 +19,7 @@ use crate::entities::sale;
 use crate::{Database, SqlFault};
 
 /// Every adjustment goes through these.
-const PENDING: &str = "pending";
+pub(crate) const PENDING: &str = "pending";
 const DONE: &str = "done";
 const REFUSED: &str = "refused";
 

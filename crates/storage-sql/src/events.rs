@@ -16,6 +16,7 @@ use sea_orm::{
 use crate::arrays::array;
 use crate::clock::now_ms;
 use crate::entities::event::{Column, Entity, Model};
+use crate::rehearsals::rehearsals;
 use crate::{Database, SqlFault, StoredOrder};
 
 /// Rows of one INSERT on SQLite, which takes 32,766 values a statement; a row has 10.
@@ -137,6 +138,12 @@ pub(crate) async fn insert_new_events(
     Ok(())
 }
 
+/// The shop is told nothing of a rehearsal. Its events are written all the same, so that what is rehearsed
+/// is what will be, and are erased with it.
+fn of_real_sales() -> Expr {
+    Expr::col(Column::SaleId).not_in_subquery(rehearsals())
+}
+
 impl Database {
     /// Takes events that are due, at most `limit`, the longest due first. Nobody else gets them for
     /// the time of the `lease`; what is not deleted by then is due again.
@@ -149,6 +156,7 @@ impl Database {
         let now = self.read_now(&transaction).await?;
         let rows = Entity::find()
             .filter(Column::NextMs.lte(now))
+            .filter(of_real_sales())
             .order_by_asc(Column::NextMs)
             .order_by_asc(Column::Id)
             .limit(limit)
@@ -200,7 +208,7 @@ impl Database {
     /// # Errors
     /// When the database cannot be asked.
     pub async fn count_events(&self) -> Result<u64, SqlFault> {
-        Ok(Entity::find().count(&self.connection).await?)
+        Ok(Entity::find().filter(of_real_sales()).count(&self.connection).await?)
     }
 }
 

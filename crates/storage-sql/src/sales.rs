@@ -60,6 +60,14 @@ impl Database {
     /// # Errors
     /// When the database refuses or cannot be asked.
     pub async fn insert_sale(&self, sale: &NewSale) -> Result<Sale, SqlFault> {
+        self.insert_draft(sale, false).await
+    }
+
+    pub(crate) async fn insert_draft(
+        &self,
+        sale: &NewSale,
+        rehearsal: bool,
+    ) -> Result<Sale, SqlFault> {
         let now = now_ms(self.backend());
         let statement = Query::insert()
             .into_table(Entity)
@@ -76,6 +84,7 @@ impl Database {
                 Column::PriceCurrency,
                 Column::PaymentWindowS,
                 Column::LatePayment,
+                Column::Rehearsal,
                 Column::CreatedMs,
                 Column::ChangedMs,
             ])
@@ -92,6 +101,7 @@ impl Database {
                 sale.price.currency.to_string().into(),
                 sale.payment_window_s.into(),
                 sale.late_payment.as_str().into(),
+                rehearsal.into(),
                 now.clone(),
                 now,
             ])

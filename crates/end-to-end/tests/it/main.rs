@@ -12,6 +12,7 @@ mod nginx_tls;
 mod nginx_under_load;
 mod pay;
 mod receiver;
+mod rehearse;
 mod sale;
 mod settings;
 mod stack;

@@ -107,7 +107,7 @@ pub(crate) async fn sale(
     state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
     let id: SaleId = path.parse().map_err(|_| Problem::SaleNotFound)?;
-    let entry = state.catalogue.find(id).ok_or(Problem::SaleNotFound)?;
+    let entry = state.catalogue.find_public(id).ok_or(Problem::SaleNotFound)?;
     let seen = last_event_id(&request)?.and_then(|seen| SaleWord::parse(&seen));
     let closed = |word: SaleWord| word.state == SaleState::Closed;
     if entry.sale.state == SaleState::Closed && seen.is_some_and(closed) {

@@ -305,7 +305,7 @@ pub(crate) async fn list(
         limit: limit + 1,
     };
     let home = match sale_id {
-        Some(sale) => route(&state, sale).await?.1,
+        Some(sale) => route(&state, sale).await?.partition,
         None => None,
     };
     let mut orders = state.receipts.list(&buyer.user_id, &filter, home).await.map_err(|fault| {

@@ -5,8 +5,8 @@ use actix_web::http::header::{CACHE_CONTROL, HeaderName, LOCATION};
 use actix_web::{HttpRequest, HttpResponse, web};
 use flashsale_bootstrap::error_quietly;
 use flashsale_domain::{
-    Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, Partition, Refusal,
-    SaleId, SaleMode,
+    Admission, AdmissionRequest, IdempotencyKey, Order, OrderId, OrderState, REHEARSAL_BUYERS,
+    Refusal, SaleId, SaleMode,
 };
 use flashsale_storage_sql::DirectAnswer;
 use serde::Serialize;
@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use crate::admission_queue::{AdmissionQueue, Answer, NoDecision};
 use crate::app::State;
 use crate::auth::{Buyer, BuyerVerifier};
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, Route};
 use crate::direct::Press;
 use crate::headers::at_most_one;
 use crate::problem::{Problem, ProblemBody};
@@ -90,7 +90,10 @@ pub(crate) async fn place(
             return Err(problem_of_refusal(refusal, sale, &state.catalogue));
         }
     };
-    let (mode, partition) = route(&state, sale).await?;
+    let Route { mode, partition, rehearsal } = route(&state, sale).await?;
+    if rehearsal && !buyer.user_id.as_str().starts_with(REHEARSAL_BUYERS) {
+        return Err(Problem::SaleNotFound);
+    }
     check_body(&request, body, &state).await?;
 
     match (mode, partition) {
@@ -156,10 +159,7 @@ const fn order_of(answer: &Answer) -> Option<OrderId> {
 
 /// Where a sale lives and how it decides. One that is not known may have been published a moment
 /// ago: then the database is asked before anybody is told that there is no such sale.
-pub(crate) async fn route(
-    state: &State,
-    sale: SaleId,
-) -> Result<(SaleMode, Option<Partition>), Problem> {
+pub(crate) async fn route(state: &State, sale: SaleId) -> Result<Route, Problem> {
     if let Some(route) = state.catalogue.route(sale) {
         return Ok(route);
     }

@@ -128,7 +128,7 @@ pub(crate) async fn show(
     state: web::Data<State>,
 ) -> Result<HttpResponse, Problem> {
     let id: SaleId = path.parse().map_err(|_| Problem::SaleNotFound)?;
-    let sale = SaleView::from(state.catalogue.find(id).ok_or(Problem::SaleNotFound)?);
+    let sale = SaleView::from(state.catalogue.find_public(id).ok_or(Problem::SaleNotFound)?);
     let tag = tag_of(&sale);
     let server_time = rfc3339(time_of(state.catalogue.now_ms()));
     Ok(cached(&request, &tag, &SaleAnswer { server_time, sale }))

@@ -13,5 +13,6 @@ mod operator;
 mod payments;
 mod rebuild;
 mod rebuild_under_fire;
+mod rehearsal;
 mod settle;
 mod support;

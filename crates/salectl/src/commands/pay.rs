@@ -6,7 +6,7 @@ use std::time::Duration;
 use flashsale_bootstrap::Settings;
 use flashsale_domain::{OrderId, Price};
 use flashsale_operations::{OperationError, connect};
-use flashsale_webhooks::{ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
+use flashsale_webhooks::{ID_HEADER, SIGNATURE_HEADER, Secrets, TIMESTAMP_HEADER};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::when::{now_ms, rfc3339};
 
-const PATH: &str = "/api/v1/payments/webhook";
+pub(super) const PATH: &str = "/api/v1/payments/webhook";
 /// The gateway answers within a second or says that it cannot; the rest is the way there.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -67,27 +67,47 @@ pub(crate) async fn run(
         None => price_of(args.order, settings).await?,
     };
 
-    let sent_ms = now_ms();
-    let webhook_id = args.id.clone().unwrap_or_else(|| format!("pay_{}_{sent_ms}", args.order));
-    let data = Paid { order_id: args.order, price };
-    let message = Message { r#type: "payment.succeeded", timestamp: rfc3339(sent_ms), data };
-    let body = serde_json::to_vec(&message).expect("texts and numbers, which JSON can hold");
-    let sent_s = sent_ms / 1000;
-    let signature = secrets.sign(&webhook_id, sent_s, &body);
-    let request = client
-        .post(url)
-        .header("content-type", "application/json")
-        .header(ID_HEADER, &webhook_id)
-        .header(TIMESTAMP_HEADER, sent_s)
-        .header(SIGNATURE_HEADER, signature)
-        .body(body);
-    let answer = request.send().await.map_err(no_answer)?;
+    let webhook_id = args.id.clone().unwrap_or_else(|| format!("pay_{}_{}", args.order, now_ms()));
+    let payment = Payment { order: args.order, price, webhook_id: webhook_id.clone() };
+    let answer = payment.request(&client, url, secrets).send().await.map_err(no_answer)?;
     let status = answer.status();
     let text = answer.text().await.map_err(no_answer)?;
     let answer = serde_json::from_str(&text).unwrap_or(Value::String(text));
     let answered = Answered { webhook_id, status: status.as_u16(), answer };
     output.print(&answered, || answered.text(args.order))?;
     Ok(if status.is_success() { Verdict::Good } else { Verdict::Broken })
+}
+
+/// A payment as the provider reports it.
+pub(super) struct Payment {
+    pub(super) order: OrderId,
+    pub(super) price: Price,
+    /// The same one counts once.
+    pub(super) webhook_id: String,
+}
+
+impl Payment {
+    /// The signed report of it, to be sent to `url`.
+    pub(super) fn request(
+        &self,
+        client: &reqwest::Client,
+        url: reqwest::Url,
+        secrets: &Secrets,
+    ) -> reqwest::RequestBuilder {
+        let sent_ms = now_ms();
+        let data = Paid { order_id: self.order, price: self.price };
+        let message = Message { r#type: "payment.succeeded", timestamp: rfc3339(sent_ms), data };
+        let body = serde_json::to_vec(&message).expect("texts and numbers, which JSON can hold");
+        let sent_s = sent_ms / 1000;
+        let signature = secrets.sign(&self.webhook_id, sent_s, &body);
+        client
+            .post(url)
+            .header("content-type", "application/json")
+            .header(ID_HEADER, &self.webhook_id)
+            .header(TIMESTAMP_HEADER, sent_s)
+            .header(SIGNATURE_HEADER, signature)
+            .body(body)
+    }
 }
 
 impl Answered {
@@ -101,7 +121,7 @@ impl Answered {
     }
 }
 
-fn client() -> Result<reqwest::Client, Failure> {
+pub(super) fn client() -> Result<reqwest::Client, Failure> {
     // A proxy of the environment has no business with what is signed here, and neither has whoever
     // the answer points to.
     reqwest::Client::builder()
@@ -129,7 +149,7 @@ async fn price_of(order: OrderId, settings: &Settings) -> Result<Price, Failure>
 }
 
 /// Where a gateway of these settings is reached on this machine.
-fn url_of(listen: SocketAddr) -> String {
+pub(super) fn url_of(listen: SocketAddr) -> String {
     let ip = match listen.ip() {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),

@@ -93,6 +93,7 @@ pub(crate) fn sale(stock: i64) -> Sale {
         late_payment: flashsale_domain::LatePayment::Reacquire,
         partition: None,
         epoch: 7,
+        rehearsal: false,
     }
 }
 

@@ -24,6 +24,7 @@ pub struct Model {
     pub late_payment: String,
     pub partition: Option<i32>,
     pub epoch: i64,
+    pub rehearsal: bool,
     pub created_ms: i64,
     pub changed_ms: i64,
 }
@@ -62,6 +63,7 @@ impl TryFrom<Model> for Sale {
                 ),
             },
             epoch: row.epoch,
+            rehearsal: row.rehearsal,
             title: row.title,
         })
     }

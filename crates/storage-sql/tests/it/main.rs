@@ -18,5 +18,6 @@ mod migrations;
 mod orders;
 mod payments;
 mod rebuild;
+mod rehearsals;
 mod sales;
 mod upgrades;

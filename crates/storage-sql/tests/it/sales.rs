@@ -40,6 +40,7 @@ on_both!(
             late_payment: new.late_payment,
             partition: None,
             epoch: 1,
+            rehearsal: false,
         };
         assert_eq!(sale, expected);
         assert_eq!(database.find_sale(sale.id).await.unwrap(), Some(expected));
