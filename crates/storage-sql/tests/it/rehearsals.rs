@@ -9,7 +9,7 @@ use flashsale_storage_sql::{AnswerCount, Erasure};
 use crate::support::{PATIENT, TestDatabase, new_sale, on_both, order_id, order_of, orders_of};
 
 async fn rehearsal(database: &TestDatabase) -> Sale {
-    let sale = database.insert_rehearsal(&new_sale(10)).await.unwrap();
+    let sale = database.insert_rehearsal(&new_sale(10)).await.expect("stored");
     database.set_state(&sale, SaleState::Published).await
 }
 
