@@ -13,9 +13,9 @@ pub mod readiness;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;
-pub mod version;
 pub mod tls;
 pub mod traces;
+pub mod version;
 
 pub use admin::AdminServer;
 pub use quiet::Quiet;

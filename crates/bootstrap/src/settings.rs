@@ -65,6 +65,8 @@ pub struct Settings {
     pub webhooks: WebhookSettings,
     /// Traces.
     pub tracing: TracingSettings,
+    /// Whether what alerts are about may be caused on purpose.
+    pub drills: DrillSettings,
     /// Logs.
     pub log: LogSettings,
 }
@@ -242,6 +244,13 @@ pub struct Endpoint {
     pub url: SecretString,
     /// The first one signs.
     pub secrets: Secrets,
+}
+
+/// Section `drills`.
+#[derive(Debug, Clone, Copy)]
+pub struct DrillSettings {
+    /// `salectl drill` works.
+    pub allowed: bool,
 }
 
 /// Section `log`.
@@ -425,6 +434,7 @@ impl Settings {
                 retry_max: from.duration("webhooks.retry_max", millis(100)..=secs(86_400)),
             },
             tracing: TracingSettings::read(from),
+            drills: DrillSettings { allowed: from.boolean("drills.allowed") },
             log: LogSettings {
                 format: from.parsed(
                     "log.format",

@@ -7,7 +7,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flashsale_bootstrap::Settings;
-use flashsale_bootstrap::settings::{ReplicasConfirm, Risk};
+use flashsale_bootstrap::settings::{Profile, ReplicasConfirm, Risk};
 use flashsale_domain::{Partition, SaleState};
 use flashsale_storage_redis::{GateStatus, Redis, RedisFault, ServerFacts};
 use flashsale_storage_sql::{Database, DatabaseFacts, SqlFault};
@@ -129,7 +129,20 @@ pub(crate) fn of_settings(settings: &Settings) -> Vec<Check> {
     } else {
         Check::ok(token, "buyers' tokens are checked with a key that cannot be guessed")
     };
-    vec![secret, timeouts(settings)]
+    vec![secret, timeouts(settings), drills(settings)]
+}
+
+fn drills(settings: &Settings) -> Check {
+    match (settings.drills.allowed, settings.profile) {
+        (false, _) => Check::ok("drills", "drills are not allowed"),
+        (true, Profile::Development) => Check::ok("drills", "drills are allowed, to practise"),
+        (true, Profile::Production) => Check::refused_for(
+            "drills",
+            Risk::Drills,
+            "drills.allowed is true, and whoever may run salectl may break things on purpose: set it \
+             to false where real sales are held",
+        ),
+    }
 }
 
 /// The times that must fit into one another, beyond those that the settings insist on.

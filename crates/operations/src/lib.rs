@@ -10,6 +10,7 @@ mod closing;
 pub mod connect;
 mod dead;
 pub mod doctor;
+mod drill;
 mod ledger;
 mod letter_id;
 mod listing;
@@ -33,6 +34,7 @@ use flashsale_storage_sql::{Database, SqlFault};
 
 pub use audit::{AllAudits, Audit, Finding, Receipt, Unread};
 pub use dead::{DeadFilter, DeadOrder, DeadOutcome};
+pub use drill::{DRILL_TITLE, DrillOrder};
 pub use ledger::{Ledger, RedisAccount};
 pub use letter_id::LetterId;
 pub use listing::{AuditLine, OrderLine, OrderQuery};
@@ -176,6 +178,22 @@ pub enum Refused {
         /// How many.
         what: u64,
     },
+    /// Buyers of a sale that is on would be turned away.
+    #[error(
+        "partition {partition} is also that of sale {sale}, which is on: its gate is closed for no drill"
+    )]
+    DrillInTheWay {
+        /// The partition.
+        partition: Partition,
+        /// A sale of everybody.
+        sale: SaleId,
+    },
+    /// Other orders would have been touched.
+    #[error(
+        "for 30 s there was no moment in which partition {0} had no orders of others to write, or no \
+         worker has ever read it: a drill is for a quiet deployment with a worker"
+    )]
+    DrillFoundNoQuiet(Partition),
     /// Somebody else fenced the partition, or Redis restarted, in the middle.
     #[error(
         "partition {0} was fenced by somebody else, or Redis restarted, meanwhile: rebuild again"

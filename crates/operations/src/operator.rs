@@ -24,6 +24,11 @@ impl Operations {
 }
 
 impl Operator<'_> {
+    /// Whom the audit log names.
+    pub(crate) const fn actor(&self) -> &str {
+        self.actor
+    }
+
     /// See [`Operations::create_sale`].
     ///
     /// # Errors

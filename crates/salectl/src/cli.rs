@@ -11,7 +11,7 @@ use flashsale_domain::{
 use flashsale_operations::LetterId;
 
 use crate::commands::completions::CompletionsArgs;
-use crate::rehearsal_args::RehearseArgs;
+use crate::rehearsal_args::{DrillArgs, RehearseArgs};
 use crate::when::When;
 
 /// Runs sales: creates and publishes them, watches their ledger, and audits them.
@@ -136,6 +136,10 @@ pub(crate) enum Command {
     /// Its sale is hidden from buyers and from the shop, and admits nobody but the buyers of the rehearsal.
     /// Exit code 1 when something was not as it has to be.
     Rehearse(RehearseArgs),
+
+    /// Cause on purpose what an alert is about, to a sale of its own, so that somebody practises what its
+    /// runbook says
+    Drill(DrillArgs),
 
     /// Load what Redis holds of the sale's whole partition from the database again
     ///

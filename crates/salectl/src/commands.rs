@@ -6,6 +6,7 @@ pub(crate) mod audit_log;
 pub(crate) mod completions;
 pub(crate) mod dead;
 pub(crate) mod doctor;
+pub(crate) mod drill;
 pub(crate) mod edit;
 pub(crate) mod ledger;
 pub(crate) mod migrate;

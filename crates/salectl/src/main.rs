@@ -6,6 +6,7 @@
 
 mod cli;
 mod commands;
+mod drills;
 mod failure;
 mod output;
 mod receipts;
@@ -22,8 +23,8 @@ use flashsale_bootstrap::{DEFAULTS, Settings, telemetry};
 
 use crate::cli::{Cli, Command, RemoteArgs};
 use crate::commands::{
-    audit, audit_log, completions, dead, doctor, ledger, migrate, pay, rebuild, refunds, rehearse,
-    report, sale, settle, token as mint, workers,
+    audit, audit_log, completions, dead, doctor, drill, ledger, migrate, pay, rebuild, refunds,
+    rehearse, report, sale, settle, token as mint, workers,
 };
 use crate::failure::Failure;
 use crate::output::Output;
@@ -85,6 +86,7 @@ async fn carry_out(
             refunds::run(command, access.settings("refunds")?, output).await
         }
         Command::Rehearse(args) => rehearse::run(&args, access.settings("rehearse")?, output).await,
+        Command::Drill(args) => drill::run(&args, access.settings("drill")?, output).await,
         Command::Workers => workers::run(access, output).await,
         Command::AuditLog(args) => audit_log::run(args, access, output).await,
         Command::Rebuild { sale } => rebuild::run(sale, access, output).await,

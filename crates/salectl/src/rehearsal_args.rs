@@ -1,9 +1,12 @@
-//! The arguments of rehearsals: apart from the other commands', because they are for trials alone.
+//! The arguments of rehearsals and drills: apart from the other commands', because they are for trials alone.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
+
+use crate::drills::DrillName;
 
 /// How a rehearsal is played.
 #[derive(Debug, Args)]
@@ -43,6 +46,51 @@ pub(crate) struct RehearseArgs {
     /// Only end and remove what rehearsals and drills have left, also those that are still on
     #[arg(long, conflicts_with_all = ["url", "buyers", "stock", "tokens"])]
     pub(crate) clean_up: bool,
+}
+
+/// Which drill, and for how long.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Only where drills.allowed is true, and in production only where allow_unsafe \
+    names `drills` as well."
+)]
+pub(crate) struct DrillArgs {
+    /// The drill, or `list`: what each of them does, and which alerts it rehearses
+    #[arg(value_name = "NAME|list")]
+    pub(crate) drill: DrillWord,
+
+    /// Put right what the drill has left, and remove its sale
+    #[arg(long, conflicts_with = "lasts")]
+    pub(crate) undo: bool,
+
+    /// How long a drill lasts that ends itself, and how long a guided one watches for each change
+    #[arg(long = "for", value_name = "DURATION", default_value = "4m", value_parser = seconds_to_an_hour)]
+    pub(crate) lasts: Duration,
+
+    /// Where buyers come in who are turned away: the proxy, or a gateway [default: http.listen]
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+}
+
+/// A drill, or all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DrillWord {
+    List,
+    Named(DrillName),
+}
+
+impl FromStr for DrillWord {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        if word == "list" {
+            return Ok(Self::List);
+        }
+        DrillName::from_str(word, false).map(Self::Named).map_err(|_| {
+            let names: Vec<&str> = DrillName::all().map(|drill| drill.name).collect();
+            format!("there is no such drill: it is list, {}", names.join(", "))
+        })
+    }
 }
 
 /// Whole seconds, at most an hour.

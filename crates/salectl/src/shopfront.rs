@@ -146,6 +146,20 @@ impl Shopfront {
         .await
     }
 
+    /// Presses once, and does not come again.
+    pub(crate) async fn press_once(&self, sale: SaleId, buyer: &Buyer) -> Result<Told, Failure> {
+        let url = self.url(&format!("/api/v1/sales/{sale}/orders"))?;
+        let request = self.client.post(url).bearer_auth(&buyer.token);
+        let told = try_ask(request.header("Idempotency-Key", &buyer.key)).await;
+        told.map(|(told, _)| told).map_err(no_answer)
+    }
+
+    /// Whether a gateway answers.
+    pub(crate) async fn is_open(&self) -> bool {
+        let Ok(url) = self.url("/api/v1/sales") else { return false };
+        try_ask(self.client.get(url)).await.is_ok_and(|(told, _)| told.status == 200)
+    }
+
     /// The order; held back while it is queued.
     pub(crate) async fn read_order(&self, order: OrderId, buyer: &Buyer) -> Result<Told, Failure> {
         let url = self.url(&format!("/api/v1/orders/{order}?wait=5"))?;
@@ -173,6 +187,11 @@ impl Shopfront {
             sleep(pause).await;
         }
     }
+}
+
+fn no_answer(error: reqwest::Error) -> Failure {
+    let error = anyhow::Error::from(error.without_url());
+    Failure::from(error.context("nobody answers at --url"))
 }
 
 async fn try_ask(request: RequestBuilder) -> reqwest::Result<(Told, Duration)> {

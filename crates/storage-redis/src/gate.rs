@@ -78,6 +78,15 @@ impl Redis {
         self.try_lock(self.keys.ledger_lock(partition), ttl).await
     }
 
+    /// Whether a worker watches the partition's ledgers: one that lives, or did a moment ago.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked.
+    pub async fn is_ledger_watched(&self, partition: Partition) -> Result<bool, RedisFault> {
+        let key = self.keys.ledger_lock(partition);
+        Ok(redis::cmd("EXISTS").arg(key).query_async(&mut self.connection().await?).await?)
+    }
+
     async fn try_lock(&self, key: String, ttl: Duration) -> Result<Option<Lock>, RedisFault> {
         let token = random_token();
         let taken: Option<String> = redis::cmd("SET")

@@ -58,6 +58,20 @@ script!(also_when_full COUNT_SUSPECTS = "count_suspects.lua");
 script!(GATE_STATUS = "lib/gate.lua", "lib/order_id.lua", "lib/reply.lua", "gate_status.lua");
 script!(PRUNE_CONSUMERS = "lib/reply.lua", "prune_consumers.lua");
 script!(NEXT_DIRECT_ID = "lib/gate.lua", "lib/order_id.lua", "next_direct_id.lua");
+/// Admission as it is, as a function of the script behind it.
+pub(crate) static DRILL_ORDER: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(concat!(
+        include_str!("../../../lua/lib/gate.lua"),
+        include_str!("../../../lua/lib/record.lua"),
+        include_str!("../../../lua/lib/order_id.lua"),
+        include_str!("../../../lua/lib/order_entry.lua"),
+        include_str!("../../../lua/lib/reply.lua"),
+        "local function admit()\n",
+        include_str!("../../../lua/admit.lua"),
+        "end\n",
+        include_str!(concat!("../../../lua/", "drill_order.lua")),
+    ))
+});
 script!(UNLOCK = "unlock.lua");
 script!(EXTEND_LOCK = "extend_lock.lua");
 

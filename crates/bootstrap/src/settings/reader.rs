@@ -126,6 +126,20 @@ impl Reader {
         }
     }
 
+    /// True or false; in the environment as a text.
+    pub(super) fn boolean(&mut self, key: &'static str) -> bool {
+        let what = match self.take(key).kind {
+            ValueKind::Boolean(value) => return value,
+            ValueKind::String(text) => match text.as_str() {
+                "true" => return true,
+                "false" => return false,
+                _ => format!("{text:?} is neither"),
+            },
+            other => format!("it is {}", kind(&other)),
+        };
+        self.reject(key, what, "true or false", false)
+    }
+
     /// A list of words, or one text with spaces or commas between them.
     pub(super) fn words<T>(
         &mut self,

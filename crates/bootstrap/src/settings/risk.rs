@@ -34,11 +34,13 @@ pub enum Risk {
     MissingIndex,
     /// The secret of buyers' tokens can be guessed.
     WeakTokenSecret,
+    /// Whoever may run `salectl` may break things on purpose.
+    Drills,
 }
 
 impl Risk {
     /// Every risk.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::AofOff,
         Self::Eviction,
         Self::AclMissing,
@@ -49,6 +51,7 @@ impl Risk {
         Self::WeakIsolation,
         Self::MissingIndex,
         Self::WeakTokenSecret,
+        Self::Drills,
     ];
 
     /// Its name in `allow_unsafe`.
@@ -64,6 +67,7 @@ impl Risk {
             Self::WeakIsolation => "weak-isolation",
             Self::MissingIndex => "missing-index",
             Self::WeakTokenSecret => "weak-token-secret",
+            Self::Drills => "drills",
         }
     }
 }

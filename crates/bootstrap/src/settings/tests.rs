@@ -217,6 +217,12 @@ fn wrong_values_are_refused_with_what_is_allowed() {
             &["allow_unsafe (from FLASHSALE__ALLOW_UNSAFE)", "no \"sqlit\" to allow"],
         ),
         ("allow_unsafe = [1]", &[], &["allow_unsafe", "one of them is a number"]),
+        ("[drills]\nallowed = 1", &[], &["drills.allowed", "a number", "true or false"]),
+        (
+            "",
+            &[("FLASHSALE__DRILLS__ALLOWED", "yes")],
+            &["drills.allowed (from FLASHSALE__DRILLS__ALLOWED)", "\"yes\" is neither"],
+        ),
         (
             "[admission]\nreplicas_confirm = \"tape\"",
             &[],

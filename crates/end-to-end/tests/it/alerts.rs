@@ -20,14 +20,14 @@ use serde_json::Value;
 use crate::stack::{Member, SOON, Stack, ended, exchange};
 
 /// A Prometheus of this test's own.
-struct Prometheus {
+pub(crate) struct Prometheus {
     program: Program,
     port: u16,
     _directory: TempDir,
 }
 
 impl Prometheus {
-    fn watching(members: &[&Member]) -> Self {
+    pub(crate) fn watching(members: &[&Member]) -> Self {
         let directory = temp_dir("prometheus");
         let rules =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/monitoring/alerts.yaml");
@@ -90,7 +90,7 @@ impl Prometheus {
         )
     }
 
-    fn wait_for(&self, alert: &str) {
+    pub(crate) fn wait_for(&self, alert: &str) {
         let firing = eventually_blocking(SOON, alert, || {
             assert!(self.program.exit_status().is_none(), "{}", self.program.log());
             let firing = self.firing();
@@ -103,7 +103,7 @@ impl Prometheus {
         assert!(runbook.is_file(), "{alert} leads to {}", firing.1);
     }
 
-    fn wait_for_quiet(&self, alert: &str) {
+    pub(crate) fn wait_for_quiet(&self, alert: &str) {
         eventually_blocking(SOON, &format!("no {alert}"), || match self.firing() {
             Some(firing) if firing.iter().all(|(name, _)| name != alert) => Ok(()),
             other => Err(other),

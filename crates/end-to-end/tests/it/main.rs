@@ -5,6 +5,7 @@ mod alerts;
 mod crash;
 mod documents;
 mod drain;
+mod drills;
 mod layering;
 mod licences;
 mod nginx;

@@ -104,6 +104,7 @@ async fn a_sound_deployment_is_sound_in_every_answer() {
     let all = [
         "token-secret",
         "timeouts",
+        "drills",
         "database",
         "isolation",
         "database-timeouts",

@@ -6,6 +6,7 @@ mod audit;
 mod closing;
 mod dead;
 mod doctor;
+mod drill;
 mod ledger;
 mod life;
 mod moving_units;

@@ -5,6 +5,7 @@ mod commands;
 mod databases;
 mod dead;
 mod doctor;
+mod drill;
 mod rebuild;
 mod remote;
 mod settle;
