@@ -12,8 +12,9 @@ use crate::app::State;
 use crate::problem::{self, Problem};
 use crate::unread_body;
 
-/// Traces what is sampled, refuses a head that is too large, keeps the body until the answer is written, says problems in the
-/// language that is asked for, and once the gateway drains makes each answer the last of its connection.
+/// Traces what is sampled, refuses a head that is too large, keeps the body until the answer is written,
+/// says problems in the language that is asked for, and once the gateway drains makes each answer the
+/// last of its connection.
 pub(crate) async fn pass(
     mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,

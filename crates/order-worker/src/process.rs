@@ -15,7 +15,6 @@ use flashsale_bootstrap::{Quiet, clock};
 use flashsale_domain::{EntryId, NewOrder, OrderId, Partition, RejectReason, SaleId};
 use flashsale_storage_redis::{DeadLetter, RawEntry, Redis, decode};
 use flashsale_storage_sql::{BatchFailure, Commit, CommitRefusal, CommittedBatch, Database};
-use opentelemetry::context::FutureExt as _;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -24,7 +23,7 @@ use crate::backoff::Backoff;
 use crate::hands::Hands;
 use crate::housekeeping::Progress;
 use crate::redis_faults::count_redis_fault;
-use crate::spans::{BatchSpan, trace_id};
+use crate::spans::{self, BatchSpan, order_id, trace_id};
 
 /// How often an acknowledgement is tried before the entries are left to be delivered again.
 const ACK_TRIES: usize = 3;
@@ -75,7 +74,7 @@ pub struct Processed {
 }
 
 /// What is to become of one order.
-enum Verdict {
+pub(crate) enum Verdict {
     Done,
     DeadLetter { reason: &'static str, detail: String, code: Option<String> },
 }
@@ -172,13 +171,9 @@ impl Processor {
         }
 
         let span = BatchSpan::begin(self.partition, &raw);
-        let commit = self.commit(&orders);
-        let verdicts = match &span {
-            Some(span) => commit.with_context(span.context()).await,
-            None => commit.await,
-        };
+        let verdicts = spans::under(span.as_ref(), self.commit(&orders)).await;
         if let Some(span) = span {
-            span.end(&orders, |place| result_of(verdicts[place].as_ref()));
+            span.end(&orders, &verdicts);
         }
         let mut acked = Vec::with_capacity(orders.len());
         let mut committed: Vec<OrderId> = Vec::with_capacity(orders.len());
@@ -359,20 +354,6 @@ fn halve_or_blame(range: Range<usize>, failure: &BatchFailure) -> Blame {
         }
         other => Verdict::DeadLetter { reason, detail: other.to_string(), code: other.code() },
     })
-}
-
-/// What a trace says of an order, and whether it is well.
-fn result_of(verdict: Option<&Verdict>) -> (&'static str, bool) {
-    match verdict {
-        Some(Verdict::Done) => ("committed", true),
-        Some(Verdict::DeadLetter { reason, .. }) => (reason, false),
-        None => ("left", false),
-    }
-}
-
-/// The order of an entry, for the logs; `None` when an order cannot have its id.
-pub(crate) fn order_id(partition: Partition, entry: EntryId) -> Option<String> {
-    OrderId::from_entry(partition, entry).ok().map(|id| id.to_string())
 }
 
 fn verdict_of(commit: &Commit) -> Verdict {

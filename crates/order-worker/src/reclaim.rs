@@ -18,8 +18,9 @@ use tracing::{error, info, warn};
 use crate::backoff::jittered;
 use crate::hands::Hands;
 use crate::in_flight::Busy;
-use crate::process::{Batch, order_id};
+use crate::process::Batch;
 use crate::redis_faults::count_redis_fault;
+use crate::spans::order_id;
 
 /// The longest pause between two looks: what a leaving worker handed back is taken within it.
 const INTERVAL_MAX: Duration = Duration::from_secs(1);

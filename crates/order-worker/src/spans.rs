@@ -8,16 +8,32 @@
 use std::time::SystemTime;
 
 use flashsale_bootstrap::traces::{self, TRACER};
-use flashsale_domain::{NewOrder, Partition};
+use flashsale_domain::{EntryId, NewOrder, OrderId, Partition};
 use flashsale_storage_redis::RawEntry;
+use opentelemetry::context::FutureExt as _;
 use opentelemetry::trace::{
     Link, Span as _, SpanContext, SpanKind, Status, TraceContextExt as _, Tracer as _,
 };
 use opentelemetry::{Context, KeyValue, global};
 
+use crate::process::Verdict;
+
 /// The trace that an entry is part of, for the logs.
 pub(crate) fn trace_id(entry: &RawEntry) -> Option<String> {
     Some(traced(entry)?.trace_id().to_string())
+}
+
+/// The order of an entry, for the logs; `None` when an order cannot have its id.
+pub(crate) fn order_id(partition: Partition, entry: EntryId) -> Option<String> {
+    OrderId::from_entry(partition, entry).ok().map(|id| id.to_string())
+}
+
+/// Does the work of a batch, under its span if it has one.
+pub(crate) async fn under<T>(span: Option<&BatchSpan>, work: impl Future<Output = T>) -> T {
+    match span {
+        Some(span) => work.with_context(span.context.clone()).await,
+        None => work.await,
+    }
 }
 
 fn traced(entry: &RawEntry) -> Option<SpanContext> {
@@ -59,18 +75,17 @@ impl BatchSpan {
         Some(Self { context: parent.with_span(span), began: SystemTime::now(), orders })
     }
 
-    /// For what is done for the batch.
-    pub(crate) fn context(&self) -> Context {
-        self.context.clone()
-    }
-
-    /// With what became of each order, in the order of the batch: a word, and whether it is a row or
-    /// will be tried again.
-    pub(crate) fn end(self, orders: &[NewOrder], ended: impl Fn(usize) -> (&'static str, bool)) {
+    /// With what became of each order, in the order of the batch.
+    pub(crate) fn end(self, orders: &[NewOrder], verdicts: &[Option<Verdict>]) {
         let tracer = global::tracer(TRACER);
         let batch = self.context.span();
         for (place, parent) in &self.orders {
-            let (result, is_well) = ended(*place);
+            let (result, is_well) = match &verdicts[*place] {
+                Some(Verdict::Done) => ("committed", true),
+                Some(Verdict::DeadLetter { reason, .. }) => (*reason, false),
+                // It comes again.
+                None => ("left", false),
+            };
             let mut span = tracer
                 .span_builder("order")
                 .with_kind(SpanKind::Consumer)
