@@ -21,16 +21,9 @@ pub(crate) async fn measure(
     count: u32,
     in_flight: usize,
 ) -> anyhow::Result<f64> {
-    let defaults = Settings::from_sources(None, [])?;
-    let database = Database::connect(&DatabaseConfig {
-        url: database_url.to_owned(),
-        max_connections: defaults.database.max_connections,
-        connect_timeout: defaults.database.connect_timeout,
-        statement_timeout: defaults.database.statement_timeout,
-    })
-    .await?;
+    let database = connect(database_url).await?;
     let orders: Arc<Vec<NewOrder>> = Arc::new(orders(sale, count, in_flight)?);
-    let batch = defaults.worker.batch;
+    let batch = Settings::from_sources(None, [])?.worker.batch;
     let next = Arc::new(AtomicUsize::new(0));
     let started = Instant::now();
     let mut lanes = JoinSet::new();
@@ -54,6 +47,18 @@ pub(crate) async fn measure(
     let elapsed = started.elapsed().as_secs_f64();
     database.close().await?;
     Ok(f64::from(count) / elapsed)
+}
+
+/// Connects as a worker with the default settings does.
+pub(crate) async fn connect(database_url: &str) -> anyhow::Result<Database> {
+    let defaults = Settings::from_sources(None, [])?.database;
+    let config = DatabaseConfig {
+        url: database_url.to_owned(),
+        max_connections: defaults.max_connections,
+        connect_timeout: defaults.connect_timeout,
+        statement_timeout: defaults.statement_timeout,
+    };
+    Ok(Database::connect(&config).await?)
 }
 
 /// Orders as a stream would give them: ids that rise, a buyer and a key each.

@@ -10,7 +10,6 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use flashsale_domain::{IdempotencyDigest, NewOrder};
-use flashsale_storage_sql::{Database, DatabaseConfig};
 use flashsale_test_support::{PostgresServer, RedisServer, temp_dir};
 use sea_orm::sqlx::postgres::{PgConnection, Postgres};
 use sea_orm::sqlx::{AssertSqlSafe, Connection as _, QueryBuilder, Transaction, query};
@@ -200,14 +199,7 @@ async fn run_worker(url: &str, settings: &Settings, batch: u32, rows: u32) -> an
     let stock = rows.to_string();
     let sale = [&sale[..], &["--stock", &stock]].concat();
     let sale = programs::output("salectl", settings, &sale).await?;
-    let defaults = flashsale_bootstrap::Settings::from_sources(None, [])?;
-    let database = Database::connect(&DatabaseConfig {
-        url: url.to_owned(),
-        max_connections: defaults.database.max_connections,
-        connect_timeout: defaults.database.connect_timeout,
-        statement_timeout: defaults.database.statement_timeout,
-    })
-    .await?;
+    let database = sql_ceiling::connect(url).await?;
     // Sales of one database share its orders, so no two runs may give the same ids.
     let run = usize::try_from(sale.parse::<u32>()?)?;
     let orders = sql_ceiling::orders(sale.parse()?, rows, run)?;
