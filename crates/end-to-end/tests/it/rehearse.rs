@@ -156,3 +156,23 @@ fn a_rehearsal_that_was_killed_is_cleaned_up_by_the_next_one() {
     let sales = stack.salectl_json(&["sale", "list"]);
     assert_eq!(sales["sales"], serde_json::json!([]), "{said}");
 }
+
+#[test]
+fn somebody_else_may_sign_the_tokens_of_a_rehearsals_buyers() {
+    let stack = Stack::sqlite();
+    let (gateway, _worker) = (stack.gateway(), stack.worker());
+    let front = format!("http://{}", gateway.http_addr());
+    let rehearse = |subs: [&str; 3]| {
+        let tokens = subs.map(|sub| stack.salectl(&["token", "--sub", sub]));
+        let file = stack.path("tokens");
+        std::fs::write(&file, tokens.join("\n")).expect("a file can be written");
+        let play = ["rehearse", "--url", &front, "--tokens", &file, "--payment-window", "2s"];
+        stack.try_salectl(&[&["--json"], &play[..]].concat())
+    };
+    let (code, said) = rehearse(["rehearsal:1", "rehearsal:2", "rehearsal:3"]);
+    assert_eq!(code, Some(0), "{said}");
+    // Who is no rehearsal's buyer gets nothing, and the rehearsal says so.
+    let (code, said) = rehearse(["rehearsal:1", "alice", "bob"]);
+    assert!(said.contains("sale-not-found") || said.contains("sold-out"), "{said}");
+    assert!(said.contains("\"cleaned_up\":true"), "{code:?} {said}");
+}
