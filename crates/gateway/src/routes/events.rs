@@ -152,9 +152,9 @@ struct OrderEvents {
     receipts: Receipts,
     id: OrderId,
     user_id: UserId,
-    /// The state that was told last.
     /// What the logs call the request.
     request_id: Option<String>,
+    /// The state that was told last.
     sent: Option<OrderState>,
     ends_at: Instant,
     draining: Shutdown,
