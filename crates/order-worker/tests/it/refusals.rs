@@ -252,6 +252,21 @@ async fn a_key_of_the_wrong_type_holds_up_its_own_partition_only_and_heals() {
 const COMMANDS: [&str; 8] =
     ["xreadgroup", "xack", "xautoclaim", "evalsha", "xrange", "hincrby", "xinfo|groups", "hlen"];
 
+/// Waits until Redis has answered the reads of a user's workers: one that still waits would be handed
+/// what comes next, also for a worker that sleeps.
+async fn no_read_waits(stand: &Stand, user: &str) {
+    let of_user = format!(" user={user} ");
+    eventually(SOON, "the reads of a worker that sleeps run out", async || {
+        let clients: String = stand.ask(&["CLIENT", "LIST"]).await;
+        let waiting = |client: &&str| {
+            let flags = client.split(' ').find_map(|it| it.strip_prefix("flags="));
+            client.contains(&of_user) && flags.is_some_and(|flags| flags.contains('b'))
+        };
+        clients.lines().filter(waiting).count() == 0
+    })
+    .await;
+}
+
 /// A worker may not use one command; then it may again.
 async fn without(command: &'static str, server_url: String, plan: Plan) {
     let stand = plan.stand().await;
@@ -263,6 +278,7 @@ async fn without(command: &'static str, server_url: String, plan: Plan) {
 
     // Laid out in front of a worker that sleeps, so that it meets all of it without the command.
     worker.program.pause();
+    no_read_waits(&stand, &user).await;
     let [first, second] = stand.publish_in_both_partitions(STOCK).await;
     let work = [Work::lay_out(&stand, first).await, Work::lay_out(&stand, second).await];
     acl(&stand, &user, &format!("-{command}")).await;
