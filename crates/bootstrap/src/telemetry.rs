@@ -60,6 +60,9 @@ pub fn init_logs(log: &LogSettings) -> anyhow::Result<()> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A line that cannot be written (a full disk, a reader that is gone) is lost. To say so there as
+        // well would panic, in the middle of whatever is logged.
+        .log_internal_errors(false)
         .with_ansi(human && terminal);
     // The only way to fail is that a subscriber is there already, and then it stays.
     let _already_set = if human {

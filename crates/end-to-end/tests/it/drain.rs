@@ -53,6 +53,22 @@ fn idle_programs_end_at_once() {
     }
 }
 
+/// A full disk under the log, or a reader of it that is gone.
+#[test]
+fn a_log_that_cannot_be_written_stops_no_program() {
+    let stack = Stack::postgres();
+    let sale = stack.open_sale(100, "queued");
+    let (gateway, worker) = (stack.mute("gateway"), stack.mute("order-worker"));
+    let (rush, code) = report(&stack.rush(&[&gateway], &sale, &["--buyers", "50", "--verify"]));
+    assert_eq!((code, &rush["confirmed"]), (Some(0), &50.into()), "{rush}");
+    for (member, limit) in [(gateway, GATEWAY_ENDS_WITHIN), (worker, WORKER_ENDS_WITHIN)] {
+        // The end is logged before it begins.
+        member.program.terminate();
+        member.must_end_well(limit);
+    }
+    stack.assert_clean(&sale);
+}
+
 /// Three workers, each restarted ten times, at a steady load.
 #[test]
 fn workers_restarted_one_after_the_other_do_no_work_twice_and_nobody_waits_long() {

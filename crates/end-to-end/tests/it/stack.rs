@@ -9,8 +9,8 @@ use std::time::Duration;
 use flashsale_domain::OrderId;
 use flashsale_storage_redis::{RawEntry, Redis, RedisConfig};
 use flashsale_test_support::{
-    PostgresServer, Program, RedisServer, TempDir, binary, eventually_blocking, free_port,
-    temp_dir, unique,
+    PostgresServer, Program, ProgramBuilder, RedisServer, TempDir, binary, eventually_blocking,
+    free_port, temp_dir, unique,
 };
 use serde_json::Value;
 
@@ -94,8 +94,20 @@ impl Stack {
         self.member_at(name, free_port(), free_port())
     }
 
+    /// Starts a gateway or a worker whose log goes where nothing can be written, and waits until it is
+    /// ready.
+    pub(crate) fn mute(&self, name: &str) -> Member {
+        let program = format!("exec '{}' 2> /dev/full", binary(name).display());
+        let program = Program::builder("/bin/sh").args(&["-c", &program]);
+        self.start_member(name, program, free_port(), free_port())
+    }
+
     fn member_at(&self, name: &str, http: u16, admin: u16) -> Member {
-        let program = Program::builder(binary(name))
+        self.start_member(name, Program::builder(binary(name)), http, admin)
+    }
+
+    fn start_member(&self, name: &str, program: ProgramBuilder, http: u16, admin: u16) -> Member {
+        let program = program
             .envs(&self.settings)
             .env("FLASHSALE__HTTP__LISTEN", format!("127.0.0.1:{http}"))
             .env("FLASHSALE__ADMIN__LISTEN", format!("127.0.0.1:{admin}"))
