@@ -123,6 +123,11 @@ impl Catalogue {
         })
     }
 
+    /// Whether only a rehearsal's buyers are admitted.
+    pub(crate) fn is_rehearsal(&self, id: SaleId) -> bool {
+        self.sales.load().get(&id).is_some_and(|entry| entry.sale.rehearsal)
+    }
+
     /// The sales that live in a partition and may have admitted an order whose id bears `ms`.
     pub(crate) fn homed_at(&self, partition: Partition, ms: u64) -> Vec<SaleId> {
         let sales = self.sales.load();

@@ -98,6 +98,10 @@ impl Receipts {
         if let Some(sale_id) = holds {
             return Ok(Some(Receipt::Order(queued(id, sale_id, user))));
         }
+        if sales.is_empty() {
+            // No sale could have given this id.
+            return Ok(None);
+        }
         let lost = self.redis.rebuilt_id(partition).await?.is_some_and(|last| entry <= last);
         Ok(lost.then_some(Receipt::MemoryLost(id)))
     }

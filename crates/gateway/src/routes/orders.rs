@@ -17,7 +17,7 @@ use crate::followers::News;
 use crate::problem::{Problem, ProblemBody};
 use crate::receipts::{Receipt, Receipts};
 use crate::request_body::check_body;
-use crate::routes::placing::route;
+use crate::routes::placing::route_for;
 use crate::routes::sales::PriceView;
 use crate::routes::{rfc3339, time_of};
 use crate::spans::request_id;
@@ -305,7 +305,7 @@ pub(crate) async fn list(
         limit: limit + 1,
     };
     let home = match sale_id {
-        Some(sale) => route(&state, sale).await?.partition,
+        Some(sale) => route_for(&state, sale, &buyer).await?.partition,
         None => None,
     };
     let mut orders = state.receipts.list(&buyer.user_id, &filter, home).await.map_err(|fault| {

@@ -90,10 +90,7 @@ pub(crate) async fn place(
             return Err(problem_of_refusal(refusal, sale, &state.catalogue));
         }
     };
-    let Route { mode, partition, rehearsal } = route(&state, sale).await?;
-    if rehearsal && !buyer.user_id.as_str().starts_with(REHEARSAL_BUYERS) {
-        return Err(Problem::SaleNotFound);
-    }
+    let Route { mode, partition, .. } = route_for(&state, sale, &buyer).await?;
     check_body(&request, body, &state).await?;
 
     match (mode, partition) {
@@ -157,9 +154,22 @@ const fn order_of(answer: &Answer) -> Option<OrderId> {
     }
 }
 
+/// The sale's [`route`]; a rehearsal's is there for its own buyers alone.
+pub(crate) async fn route_for(
+    state: &State,
+    sale: SaleId,
+    buyer: &Buyer,
+) -> Result<Route, Problem> {
+    let route = route(state, sale).await?;
+    if route.rehearsal && !buyer.user_id.as_str().starts_with(REHEARSAL_BUYERS) {
+        return Err(Problem::SaleNotFound);
+    }
+    Ok(route)
+}
+
 /// Where a sale lives and how it decides. One that is not known may have been published a moment
 /// ago: then the database is asked before anybody is told that there is no such sale.
-pub(crate) async fn route(state: &State, sale: SaleId) -> Result<Route, Problem> {
+async fn route(state: &State, sale: SaleId) -> Result<Route, Problem> {
     if let Some(route) = state.catalogue.route(sale) {
         return Ok(route);
     }
@@ -191,10 +201,12 @@ fn identify(
 
 /// What is certain, without asking Redis, of a buyer who has no order.
 fn refusal_in_memory(state: &State, sale: SaleId) -> Option<Refusal> {
-    if state.catalogue.is_long_before_start(sale) {
-        return Some(Refusal::NotStarted);
-    }
-    state.leases.refusal(sale)
+    let refusal = match state.catalogue.is_long_before_start(sale) {
+        true => Refusal::NotStarted,
+        false => state.leases.refusal(sale)?,
+    };
+    // To everybody but its own buyers a rehearsal's sale is none, so it has to be known who asks.
+    (!state.catalogue.is_rehearsal(sale)).then_some(refusal)
 }
 
 fn accepted(sale_id: SaleId, admission: Admission) -> HttpResponse {
