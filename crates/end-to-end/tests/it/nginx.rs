@@ -163,6 +163,15 @@ fn only_what_buyers_use_is_routed() {
     let again = ask(port, &orders, &[&buyer, key]);
     assert_eq!((again.status, again.header("idempotency-replayed")), (202, Some("true")));
     assert_eq!(ask(port, "GET /docs/", &[]).status, 200);
+    // An order has one spelling, with a key and without.
+    for spelling in ["{}%2forders", "{}/orders%0a", "{}/../{}/orders", "{}/orders/../../{}/orders"]
+    {
+        let spelled = format!("POST /api/v1/sales/{}", spelling.replace("{}", &sale));
+        ask(port, &spelled, &[&buyer, key]).must_be(404, "not-found");
+        ask(port, &spelled, &[&buyer]).must_be(404, "not-found");
+    }
+    let doubled = orders.replace("/api", "//api");
+    ask(port, &doubled, &[&buyer, key]).must_be(404, "not-found");
 
     // The gateway's sizes.
     let json = "content-type: application/json";
