@@ -14,7 +14,7 @@ use flashsale_domain::UserId;
 use jsonwebtoken::{Algorithm, DecodingKey, crypto};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::problem::Problem;
 
@@ -44,6 +44,9 @@ pub(crate) struct Bearer {
 #[derive(Deserialize)]
 struct Header {
     alg: Algorithm,
+    /// What a reader has to understand beyond RFC 7515. Nothing of it is understood here.
+    #[serde(default)]
+    crit: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -109,7 +112,8 @@ impl TokenKeyring {
     /// is the shop's affair.
     pub(crate) fn verify(&self, token: &str) -> Result<Bearer, Problem> {
         let parts = Parts::of(token)?;
-        if read_part::<Header>(parts.header)?.alg != self.algorithm {
+        let header = read_part::<Header>(parts.header)?;
+        if header.alg != self.algorithm || header.crit.is_some() {
             return Err(INVALID);
         }
         let message = parts.message.as_bytes();

@@ -49,7 +49,7 @@ impl Operations {
         let readable = !reason.is_empty()
             && reason.chars().count() <= REASON_CHARS_MAX
             && !reason.chars().any(char::is_control);
-        if delta == 0 || delta.abs() > STOCK_MAX || !readable {
+        if delta == 0 || !(-STOCK_MAX..=STOCK_MAX).contains(&delta) || !readable {
             return Err(Refused::Adjustment.into());
         }
         let key = key.map(IdempotencyKey::as_str);

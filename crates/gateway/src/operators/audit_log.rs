@@ -6,7 +6,7 @@ use flashsale_storage_sql::AuditFilter;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
-use super::{AnyCall, State, limit_of, ok, operator, page, parsed, problem_of, query};
+use super::{AnyCall, State, invalid, limit_of, ok, operator, page, parsed, problem_of, query};
 use crate::problem::{Problem, ProblemBody};
 
 /// Which lines.
@@ -55,6 +55,11 @@ pub(crate) async fn list(
     operator(&request, &state)?;
     let AuditQuery { actor, action, subject, cursor, limit } = query(parameters)?;
     let limit = limit_of(limit)?;
+    for text in [&actor, &action, &subject].into_iter().flatten() {
+        if text.contains(char::is_control) {
+            return Err(invalid("actor, action and subject are texts without control characters"));
+        }
+    }
     // One more than asked for tells whether there is a next page.
     let before = parsed(cursor.as_deref())?;
     let filter = AuditFilter { actor, action, subject, before, limit: limit + 1 };

@@ -202,11 +202,19 @@ fn write_row(text: &mut String, order: &OrderLine) {
 }
 
 /// A field as RFC 4180 has it. What a spreadsheet would carry out as a formula (a buyer chooses his own
-/// id) becomes text by an apostrophe in front.
+/// id) becomes text by an apostrophe in front, also behind what cannot be seen. Where the list separator is
+/// a semicolon, one that is not quoted would begin a new field.
 fn field_of(text: &str) -> String {
-    let formula = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
-    let guard = if text.starts_with(formula) { "'" } else { "" };
-    if text.contains([',', '"', '\r', '\n', '\t']) {
+    let formula = ['=', '+', '-', '@', '\u{2212}', '＝', '＋', '－', '＠', '\u{fe62}', '\u{fe63}'];
+    let is_seen = |c: &char| {
+        let is_format = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        !(c.is_whitespace() || c.is_control() || is_format)
+    };
+    let first = text.chars().find(is_seen);
+    let blank = text.starts_with(['\t', '\r', '\n']);
+    let guard = if blank || first.is_some_and(|c| formula.contains(&c)) { "'" } else { "" };
+    if text.contains([',', ';', '"', '\r', '\n', '\t']) {
         format!("\"{guard}{}\"", text.replace('"', "\"\""))
     } else {
         format!("{guard}{text}")
@@ -229,6 +237,9 @@ mod tests {
             ("say \"hi\"", "\"say \"\"hi\"\"\""),
             ("two\r\nlines", "\"two\r\nlines\""),
             ("=1+1", "'=1+1"),
+            ("x;=1+1", "\"x;=1+1\""),
+            ("\u{feff} =1+1", "'\u{feff} =1+1"),
+            ("\u{202e}\u{2212}1", "'\u{202e}\u{2212}1"),
             ("+1", "'+1"),
             ("-1", "'-1"),
             ("@SUM(A1)", "'@SUM(A1)"),

@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use flashsale_test_support::{TempDir, eventually, temp_dir};
-use jsonwebtoken::{Algorithm, EncodingKey};
+use jsonwebtoken::{Algorithm, EncodingKey, crypto};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -77,6 +77,14 @@ fn rs256(claims: &Value) -> String {
 fn forged(header: &str, claims: &Value, signature: &str) -> String {
     let encode = |text: &str| URL_SAFE_NO_PAD.encode(text);
     format!("{}.{}.{}", encode(header), encode(&claims.to_string()), encode(signature))
+}
+
+/// A well-signed token whose header asks its reader to understand more than RFC 7515 (its `crit`).
+fn with_crit(key: &EncodingKey, claims: &Value) -> String {
+    let token = forged(r#"{"alg":"HS256","crit":["exp"],"exp":1}"#, claims, "");
+    let message = token.trim_end_matches('.');
+    let signature = crypto::sign(message.as_bytes(), key, Algorithm::HS256).expect("is signed");
+    format!("{message}.{signature}")
 }
 
 /// A gateway that checks tokens with a public key from a file.
@@ -264,6 +272,7 @@ async fn a_token_that_was_signed_otherwise_is_refused_by_a_gateway_with_a_secret
             ("none", forged(none, &claims, "")),
             ("None", forged(r#"{"alg":"None"}"#, &claims, "")),
             ("NONE", forged(r#"{"alg":"NONE"}"#, &claims, "x")),
+            ("an extension that must be understood", with_crit(&key, &claims)),
             ("no alg", forged(r#"{"typ":"JWT"}"#, &claims, "")),
             ("a header that is no JSON", forged("alg: HS256", &claims, "x")),
             ("no signature", format!("{head}.")),

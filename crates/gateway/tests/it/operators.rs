@@ -296,6 +296,7 @@ async fn what_is_not_understood_is_told_what_is_allowed() {
         ("orders?format=csv&limit=0", "1 or more"),
         ("orders?sale=x", "a sale's id is a decimal number"),
         ("audit-log?cursor=x", "invalid digit"),
+        ("audit-log?actor=%00", "without control characters"),
         ("dead-letters?id=x", "an order's id"),
         ("dead-letters?partition=5000", "no such partition"),
     ] {

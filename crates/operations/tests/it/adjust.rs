@@ -88,6 +88,7 @@ on_both!(an_adjustment_without_sense_is_refused, async |stand: Stand| {
         (0, "a reason"),
         (STOCK_MAX + 1, "a reason"),
         (-STOCK_MAX - 1, "a reason"),
+        (i64::MIN, "a reason"),
         (1, ""),
         (1, "  "),
         (1, "two\nlines"),
