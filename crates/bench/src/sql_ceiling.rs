@@ -11,8 +11,7 @@ use flashsale_storage_sql::{Commit, Database, DatabaseConfig};
 use tokio::task::JoinSet;
 
 /// Batches in flight: the ceiling is the faster of them.
-pub(crate) const IN_FLIGHT: [(usize, &str); 3] =
-    [(1, "one_in_flight_per_s"), (2, "two_in_flight_per_s"), (4, "four_in_flight_per_s")];
+pub(crate) const IN_FLIGHT: [usize; 2] = [1, 2];
 
 /// Writes `count` orders of a sale in batches of the worker's default, so many of them in flight;
 /// returns rows a second.
