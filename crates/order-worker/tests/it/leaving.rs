@@ -70,12 +70,15 @@ async fn with_the_database_frozen_the_deadline_ends_it_too() {
     let server = blocking(PostgresServer::start);
     let plan = Plan::postgres_on(&server).with("worker.drain_deadline", "1s");
     let stand = plan.with("worker.batch", "100").stand().await;
-    let sale = stand.publish(2_000).await;
+    let sale = stand.publish(2_100).await;
     let worker = stand.worker().await;
     let crowd = stand.crowd(&sale, "buyer", 2_000);
     eventually(SOON, "some rows", async || stand.rows().await > 0).await;
     server.pause();
     crowd.await.expect("the crowd is served");
+    // Of the crowd's all may have been written by then.
+    stand.admit(&sale, "late", 100).await;
+    eventually(SOON, "orders in hand", async || stand.pending().await > 0).await;
     let asked = Instant::now();
     worker.stop().await.expect_err("work was in hand");
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
