@@ -2,12 +2,29 @@
 //! nothing.
 
 use actix_web::{HttpRequest, HttpResponse, web};
-use flashsale_operations::SaleView;
+use flashsale_domain::{Sale, SaleId};
+use flashsale_operations::{OperationError, Operator, SaleView};
 
 use super::sales::Nothing;
 use super::{AnyChange, State, ok, operator, sale_id, to_its_end};
 use crate::problem::{Problem, ProblemBody};
 use crate::request_body::read_json;
+
+/// Changes a sale for the operator who asks, and shows what it is then.
+async fn change(
+    request: HttpRequest,
+    path: web::Path<String>,
+    body: web::Payload,
+    state: State,
+    change: impl AsyncFnOnce(Operator<'_>, SaleId) -> Result<Sale, OperationError> + 'static,
+) -> Result<HttpResponse, Problem> {
+    let actor = operator(&request, &state)?;
+    let id = sale_id(&path)?;
+    let Nothing {} = read_json(&request, body, state.body).await?;
+    let operations = state.operations.clone();
+    let sale = to_its_end(async move { change(operations.by(&actor), id).await }).await?;
+    Ok(ok(&SaleView::from(sale)))
+}
 
 /// Put a draft on sale; on a published sale, complete what an earlier try left undone.
 ///
@@ -28,12 +45,7 @@ pub(crate) async fn publish(
     body: web::Payload,
     state: State,
 ) -> Result<HttpResponse, Problem> {
-    let actor = operator(&request, &state)?;
-    let id = sale_id(&path)?;
-    let Nothing {} = read_json(&request, body, state.body).await?;
-    let operations = state.operations.clone();
-    let sale = to_its_end(async move { operations.by(&actor).publish_sale(id).await }).await?;
-    Ok(ok(&SaleView::from(sale)))
+    change(request, path, body, state, async |operator, id| operator.publish_sale(id).await).await
 }
 
 /// Admit nobody until the sale is resumed; what was admitted goes on.
@@ -55,12 +67,7 @@ pub(crate) async fn pause(
     body: web::Payload,
     state: State,
 ) -> Result<HttpResponse, Problem> {
-    let actor = operator(&request, &state)?;
-    let id = sale_id(&path)?;
-    let Nothing {} = read_json(&request, body, state.body).await?;
-    let operations = state.operations.clone();
-    let sale = to_its_end(async move { operations.by(&actor).pause_sale(id).await }).await?;
-    Ok(ok(&SaleView::from(sale)))
+    change(request, path, body, state, async |operator, id| operator.pause_sale(id).await).await
 }
 
 /// Admit again after a pause.
@@ -82,12 +89,7 @@ pub(crate) async fn resume(
     body: web::Payload,
     state: State,
 ) -> Result<HttpResponse, Problem> {
-    let actor = operator(&request, &state)?;
-    let id = sale_id(&path)?;
-    let Nothing {} = read_json(&request, body, state.body).await?;
-    let operations = state.operations.clone();
-    let sale = to_its_end(async move { operations.by(&actor).resume_sale(id).await }).await?;
-    Ok(ok(&SaleView::from(sale)))
+    change(request, path, body, state, async |operator, id| operator.resume_sale(id).await).await
 }
 
 /// End a sale for good; what was admitted goes on.
@@ -109,12 +111,7 @@ pub(crate) async fn close(
     body: web::Payload,
     state: State,
 ) -> Result<HttpResponse, Problem> {
-    let actor = operator(&request, &state)?;
-    let id = sale_id(&path)?;
-    let Nothing {} = read_json(&request, body, state.body).await?;
-    let operations = state.operations.clone();
-    let sale = to_its_end(async move { operations.by(&actor).close_sale(id).await }).await?;
-    Ok(ok(&SaleView::from(sale)))
+    change(request, path, body, state, async |operator, id| operator.close_sale(id).await).await
 }
 
 /// Load what Redis holds of the sale's whole partition from the database again.
