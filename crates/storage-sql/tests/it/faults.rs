@@ -12,6 +12,7 @@ use flashsale_test_support::{PostgresServer, eventually, temp_dir};
 use sea_orm::{
     ConnectionTrait as _, SqliteTransactionMode, TransactionOptions, TransactionTrait as _,
 };
+use tokio::task::JoinHandle;
 
 use crate::support::{
     PATIENT, SOON, TestDatabase, connect, digest_of, new_sale, on_both, order_id, order_of,
@@ -31,6 +32,17 @@ fn infrastructure(result: Result<CommittedBatch, BatchFailure>) -> SqlFault {
 /// Waits until `sql` answers with true.
 async fn until(database: &TestDatabase, what: &str, sql: &str) {
     eventually(SOON, what, async || database.value::<bool>(sql).await).await;
+}
+
+/// Commits a batch that somebody is in the way of; returns while it waits.
+async fn commit_until_it_waits(
+    database: &TestDatabase,
+    batch: &[NewOrder],
+) -> JoinHandle<Result<CommittedBatch, BatchFailure>> {
+    let (asking, batch) = (Database::clone(database), batch.to_vec());
+    let call = tokio::spawn(async move { asking.commit_orders(&batch).await });
+    database.until_locked_out(1).await;
+    call
 }
 
 async fn committed(database: &Database, batch: &[NewOrder]) -> Vec<Commit> {
@@ -367,13 +379,7 @@ async fn a_rebuild_under_a_batch_moves_it() {
         sale.id
     );
     holder.execute_unprepared(&insert).await.unwrap();
-    let call = tokio::spawn({
-        let (database, batch) = (Database::clone(&database), batch.clone());
-        async move { database.commit_orders(&batch).await }
-    });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
-                 WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until(&database, "a batch that waits", waits).await;
+    let call = commit_until_it_waits(&database, &batch).await;
     let begun = database.begin_epoch(sale.id, sale.epoch).await.unwrap().unwrap();
     assert!(begun.orders.is_empty());
     holder.rollback().await.unwrap();
@@ -401,13 +407,7 @@ async fn a_deadlock_with_somebody_else_is_infrastructure() {
     // Not this one is to be ended for it.
     holder.execute_unprepared("SET LOCAL deadlock_timeout = '10min'").await.unwrap();
     holder.execute_unprepared(&insert(2)).await.unwrap();
-    let call = tokio::spawn({
-        let (database, batch) = (Database::clone(&database), batch.clone());
-        async move { database.commit_orders(&batch).await }
-    });
-    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
-                 WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    until(&database, "a batch that waits", waits).await;
+    let call = commit_until_it_waits(&database, &batch).await;
     // The batch has written this one, and now each waits for the other.
     holder.execute_unprepared(&insert(1)).await.unwrap();
 
